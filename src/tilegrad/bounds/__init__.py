@@ -1,0 +1,15 @@
+"""Which boxes a tile needs: Halide's question, asked of a graph of tensor operators."""
+
+from .axes import AXES as AXES
+from .axes import Axes as Axes
+from .axes import label_axes as label_axes
+from .lines import MODES as MODES
+from .lines import Line as Line
+from .lines import Spans as Spans
+from .lines import line_of as line_of
+from .lines import tile_line as tile_line
+from .roles import Part as Part
+from .roles import Roles as Roles
+from .roles import sort_nodes as sort_nodes
+from .tiling import Tiling as Tiling
+from .tiling import tile_graph as tile_graph

@@ -1,0 +1,146 @@
+"""Which dimension of each value lies on which axis of the image.
+
+Convolutions, pools and resizes know their image axes: the last one, two or three dimensions are `w`, `h w`,
+`d h w`, and the first of a batched input is `n`. From there names spread both ways through every operator that reads
+a dimension from one output dimension: through permutes, views, broadcasts, into masks and maps that only meet the
+image in a loss. Two names never share a dimension and no value has a name twice: where an operator would force that
+(an image added to its own transpose), the operator is a *barrier* and runs whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..ir import Graph, Kind, Node
+from ..ops import Call, find
+
+AXES = ("n", "d", "h", "w")
+Place = tuple[str, int]  # value, dimension
+
+
+def call_of(graph: Graph, node: Node) -> Call:
+    return Call(node, tuple(map(graph.type, node.reads)), tuple(map(graph.type, node.outputs)))
+
+
+@dataclass(frozen=True)
+class Axes:
+    """`dims[value][axis]` is the dimension of `value` along `axis`, where it has one."""
+
+    dims: Mapping[str, Mapping[str, int]]
+    barriers: frozenset[str]  # nodes whose axes cannot be told apart
+
+    def on(self, value: str, dim: int) -> str | None:
+        return next((axis for axis, d in self.dims[value].items() if d == dim), None)
+
+
+class _Classes:
+    """Dimensions that must carry the same name: union-find that refuses contradictions."""
+
+    def __init__(self) -> None:
+        self.parent: dict[Place, Place] = {}
+        self.members: dict[Place, dict[str, int]] = {}
+        self.name: dict[Place, str | None] = {}
+
+    def root(self, place: Place) -> Place:
+        if place not in self.parent:
+            self.parent[place], self.members[place], self.name[place] = place, {place[0]: place[1]}, None
+        while self.parent[place] != place:
+            self.parent[place] = self.parent[self.parent[place]]
+            place = self.parent[place]
+        return place
+
+    def call(self, place: Place, name: str) -> bool:
+        root = self.root(place)
+        self.name[root] = self.name[root] or name
+        return self.name[root] == name
+
+    def join(self, a: Place, b: Place) -> bool:
+        """False when the two cannot be one axis."""
+        a, b = self.root(a), self.root(b)
+        if a == b:
+            return True
+        small, large = sorted((a, b), key=lambda r: len(self.members[r]))
+        names = {self.name[a], self.name[b]} - {None}
+        clash = any(self.members[large].get(v, d) != d for v, d in self.members[small].items())
+        if clash or len(names) > 1:
+            return False
+        self.parent[small] = large
+        self.members[large] |= self.members.pop(small)
+        self.name[large] = next(iter(names), None)
+        return True
+
+
+def label_axes(graph: Graph) -> Axes:
+    """Name the dimensions of every value of the graph."""
+    classes, barriers = _Classes(), set()
+    for node in graph.nodes:
+        _seed(graph, node, classes)
+    if not any(classes.name.values()):
+        _seed_inputs(graph, classes)
+    for node in graph.nodes:
+        if not _spread(graph, node, classes):
+            barriers.add(node.name)
+    _name_behind_barriers(graph, classes)
+    dims: dict[str, dict[str, int]] = {v.name: {} for v in graph.values}
+    for value in graph.values:
+        for dim, size in enumerate(value.type.shape):
+            name = classes.name.get(classes.root((value.name, dim))) if size > 1 else None
+            if name is not None:
+                dims[value.name].setdefault(name, dim)
+    return Axes(dims, frozenset(barriers))
+
+
+def _seed(graph: Graph, node: Node, classes: _Classes) -> None:
+    spatial = find(node).spatial
+    if not spatial or not node.inputs:
+        return
+    value = node.inputs[0].value
+    shape = graph.shape(value)
+    lead = len(shape) - spatial
+    for k, axis in enumerate("dhw"[-spatial:]):
+        if shape[lead + k] > 1:
+            classes.call((value, lead + k), axis)
+    if lead == 2 and shape[0] > 1:
+        classes.call((value, 0), "n")
+
+
+def _seed_inputs(graph: Graph, classes: _Classes) -> None:
+    """No operator knows an image axis: take the inputs' ranks at their word (n, c, then the image)."""
+    for name in graph.inputs:
+        shape = graph.shape(name)
+        axes = ("n", "", *"dhw"[-(len(shape) - 2) :]) if 3 <= len(shape) <= 5 else ()
+        for dim, axis in enumerate(axes):
+            if axis and shape[dim] > 1:
+                classes.call((name, dim), axis)
+
+
+def _spread(graph: Graph, node: Node, classes: _Classes) -> bool:
+    """Join what the node's rule drives from one dimension to another; False where that contradicts itself."""
+    rule = find(node).reads(call_of(graph, node))
+    agreed = True
+    for i, dims in enumerate(rule or ()):
+        value = node.inputs[i].value
+        shape, out = graph.shape(value), graph.shape(node.outputs[0])
+        for k, read in enumerate(dims):
+            if read.dim is not None and shape[k] > 1 and out[read.dim] > 1:
+                agreed &= classes.join((value, k), (node.outputs[0], read.dim))
+    return agreed
+
+
+def _name_behind_barriers(graph: Graph, classes: _Classes) -> None:
+    """An operator without a rule that keeps the rank is taken to keep the meaning of each dimension."""
+    for node in graph.nodes:
+        if not node.inputs or find(node).reads(call_of(graph, node)) is not None:
+            continue
+        before, after = graph.shape(node.inputs[0].value), graph.shape(node.outputs[0])
+        if len(before) != len(after):
+            continue
+        for dim, size in enumerate(after):
+            name = classes.name[classes.root((node.inputs[0].value, dim))]
+            if name and size > 1 and before[dim] > 1:
+                classes.call((node.outputs[0], dim), name)
+
+
+def image_inputs(graph: Graph, axes: Axes) -> tuple[str, ...]:
+    return tuple(v.name for v in graph.of_kind(Kind.INPUT) if axes.dims[v.name])

@@ -1,0 +1,204 @@
+"""Tiles along one axis. Boxes are products of intervals, so every axis is solved by itself, on a `Line`:
+the local operators as windows between values that have one length each.
+
+Rule L1  Every interval is clipped to its value here, and nowhere else.
+Rule L2  `own` is what a tile computes, `held` what it can read (its own and, in stream mode, the halo handed on from
+         the tile before), `share` the part of a value for which no other tile answers: shares cover a value once.
+Rule L3  In stream mode shares and own intervals are the same: nothing is computed twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ..errors import GridError
+from ..ir import Graph
+from ..ops import find
+from ..region import EMPTY, Interval, Window
+from .axes import Axes, call_of
+from .roles import Part, Roles
+
+MODES = ("gather", "scatter", "stream")
+Cuts = Mapping[str, Sequence[int]]  # per value: 0 = c0 <= c1 <= … = n
+Track = tuple[Interval, ...]  # one interval per tile
+
+
+@dataclass(frozen=True)
+class Line:
+    """One axis of a graph. `steps` are (output, ((input, window), …)) in an order in which they can run."""
+
+    axis: str
+    sizes: Mapping[str, int]
+    steps: tuple[tuple[str, tuple[tuple[str, Window], ...]], ...]
+    sources: tuple[str, ...]  # stored values, read by box
+    sinks: tuple[str, ...]  # values that must be made whole: outputs, and what folds and whole nodes read
+
+    def readers(self) -> dict[str, list[tuple[str, Window]]]:
+        found: dict[str, list[tuple[str, Window]]] = {name: [] for name in self.sizes}
+        for out, reads in self.steps:
+            for name, window in reads:
+                found[name].append((out, window))
+        return found
+
+
+@dataclass(frozen=True)
+class Spans:
+    """For every value of a line, an interval per tile."""
+
+    mode: str
+    count: int
+    own: Mapping[str, Track]
+    held: Mapping[str, Track]
+    share: Mapping[str, Track]
+    complete: Mapping[str, Track]  # where the gradient is complete (gather); the own interval otherwise
+
+
+def line_of(graph: Graph, axes: Axes, roles: Roles, axis: str, phase: int | None = None) -> Line:
+    """The local operators along `axis`, of one phase or of all."""
+    nodes = [
+        n for n in graph.nodes if roles.part[n.name] is Part.LOCAL and (phase is None or roles.phase[n.name] == phase)
+    ]
+    made = {n.outputs[0] for n in nodes}
+    sizes: dict[str, int] = {}
+    steps = []
+    for node in nodes:
+        rule = find(node).reads(call_of(graph, node))
+        assert rule is not None
+        reads = []
+        for i, dims in enumerate(rule):
+            value = node.inputs[i].value
+            dim = axes.dims[value].get(axis)
+            if dim is not None and dims[dim].dim is not None:
+                sizes.setdefault(value, graph.shape(value)[dim])
+                reads.append((value, dims[dim].window))
+        out = node.outputs[0]
+        sizes[out] = graph.shape(out)[axes.dims[out][axis]]
+        steps.append((out, tuple(reads)))
+    sinks = tuple(v for v in made if _is_sink(graph, roles, v, made))
+    order = {v: k for k, v in enumerate(sizes)}
+    sources = tuple(v for v in sizes if v not in made)
+    return Line(axis, sizes, tuple(steps), sources, tuple(sorted(sinks, key=order.__getitem__)))
+
+
+def _is_sink(graph: Graph, roles: Roles, value: str, made: set[str]) -> bool:
+    if value in graph.outputs or any(value == new for _, new in graph.updates):
+        return True
+    readers = graph.consumers[value]
+    return not readers or any(n.outputs[0] not in made for n in readers)
+
+
+def tile_line(line: Line, mode: str, cuts: Cuts) -> Spans:
+    """Solve one axis. `cuts` are given for the sinks (scatter, stream) or for the sources (gather)."""
+    match mode:
+        case "scatter":
+            return _scatter(line, cuts)
+        case "stream":
+            return _stream(line, cuts)
+        case "gather":
+            return _gather(line, cuts)
+    raise GridError(f"'{mode}' is not a way to tile", hint=f"one of {', '.join(MODES)}")
+
+
+def _tiles(cuts: Sequence[int]) -> Track:
+    return tuple(Interval(a, b) for a, b in pairwise(cuts))
+
+
+def _pull(line: Line, start: Mapping[str, Track], count: int) -> dict[str, Track]:
+    """From what must be made, back to everything that makes it."""
+    need = {name: list(start.get(name, (EMPTY,) * count)) for name in line.sizes}
+    for out, reads in reversed(line.steps):
+        for name, window in reads:
+            n = line.sizes[name]
+            need[name] = [
+                have.hull(window.reads(*make).clip(n)) for have, make in zip(need[name], need[out], strict=True)
+            ]
+    return {name: tuple(track) for name, track in need.items()}
+
+
+def _scatter(line: Line, cuts: Cuts) -> Spans:
+    share = {name: _tiles(cuts[name]) for name in line.sinks}
+    count = len(next(iter(share.values()), ()))
+    own = _pull(line, share, count)
+    return Spans("scatter", count, own, own, {**own, **share}, own)
+
+
+def _gather(line: Line, cuts: Cuts) -> Spans:
+    """Forward: which outputs read a tile's own inputs (their gradient is complete). Back: what those need."""
+    made_from_nothing = [out for out, reads in line.steps if not reads]
+    full = {name: _tiles(cuts[name]) for name in (*line.sources, *made_from_nothing)}
+    count = len(next(iter(full.values()), ()))
+    for out, reads in line.steps:
+        if reads:
+            full[out] = _joined(line, full, out, reads, count)
+    share = {name: _shares(track, line.sizes[name]) for name, track in full.items()}
+    complete = {n: tuple(a.hull(b) for a, b in zip(full[n], share[n], strict=True)) for n in full}
+    own = _pull(line, {name: complete[name] for name in line.sinks}, count)
+    own = {name: tuple(a.hull(b) for a, b in zip(own[name], complete[name], strict=True)) for name in own}
+    own = _pull(line, own, count)
+    return Spans("gather", count, own, own, share, complete)
+
+
+def _joined(line: Line, full: Mapping[str, Track], out: str, reads: Sequence[tuple[str, Window]], count: int) -> Track:
+    track = []
+    for t in range(count):
+        found = EMPTY
+        for name, window in reads:
+            found = found.hull(window.read_by(*full[name][t]).clip(line.sizes[out]))
+        track.append(found)
+    return tuple(track)
+
+
+def _shares(track: Track, n: int) -> Track:
+    """Cut a value where tiles begin to need it; outputs that read nothing go to the tile before them."""
+    starts, latest = [], 0
+    for t, span in enumerate(track):
+        latest = 0 if t == 0 else max(latest, span.lo if not span.empty else latest)
+        starts.append(latest)
+    return _tiles((*starts, n))
+
+
+def _stream(line: Line, cuts: Cuts) -> Spans:
+    count = len(next(iter(cuts.values()))) - 1
+    readers = line.readers()
+    ends: dict[str, list[int]] = {}
+    for name in (*reversed([out for out, _ in line.steps]), *line.sources):
+        n = line.sizes[name]
+        track = list(cuts[name][1:]) if name in line.sinks else [0] * count
+        for out, window in readers[name]:
+            for t, upto in enumerate(ends[out]):
+                if upto:
+                    track[t] = max(track[t], min(n, window.reads(upto - 1, upto).hi))
+        ends[name] = _climbing(track)
+    own: dict[str, Track] = {}
+    held: dict[str, Track] = {}
+    for name, end in ends.items():
+        keep = [_kept(line, ends, readers[name], name, t) for t in range(count)]
+        starts = [0, *end[:-1]]
+        own[name] = tuple(Interval(a, b) for a, b in zip(starts, end, strict=True))
+        held[name] = tuple(
+            Interval(a if t == 0 else min(a, keep[t - 1]), b) for t, (a, b) in enumerate(zip(starts, end, strict=True))
+        )
+    return Spans("stream", count, own, held, own, own)
+
+
+def _climbing(track: Sequence[int]) -> list[int]:
+    best, found = 0, []
+    for end in track:
+        best = max(best, end)
+        found.append(best)
+    return found
+
+
+def _kept(
+    line: Line, ends: Mapping[str, Sequence[int]], readers: Sequence[tuple[str, Window]], name: str, t: int
+) -> int:
+    """Where the part of a value begins that tiles after `t` still read."""
+    kept = ends[name][t]
+    for out, window in readers:
+        at = ends[out][t]
+        if at < ends[out][-1]:
+            read = window.reads(at, at + 1)
+            kept = min(kept, max(0, read.lo))
+    return kept

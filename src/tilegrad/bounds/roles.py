@@ -1,0 +1,85 @@
+"""What each node is to a walk over tiles: local, a fold, or whole; and in which phase it runs.
+
+Rule B1  A *local* node's output lies on every tiled axis, and each tiled dimension of its inputs is driven by the
+         output's dimension on the same axis.
+Rule B2  A *fold* reads every tiled axis of its input whole and can be accumulated tile by tile.
+Rule B3  Everything else is *whole*: it runs once, on whole values.
+Rule B4  Phases: tiled walks have even numbers, whole nodes odd ones. A local node joins the walk of its local inputs,
+         or the first walk after the last fold or whole node it depends on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ..ir import Graph, Node
+from ..ops import Reduction, find
+from .axes import Axes, call_of
+
+
+class Part(StrEnum):
+    LOCAL = "local"
+    FOLD = "fold"
+    WHOLE = "whole"
+
+
+@dataclass(frozen=True)
+class Roles:
+    tiled: tuple[str, ...]  # the axes that are cut
+    part: dict[str, Part]  # by node
+    phase: dict[str, int]  # by node
+    local: frozenset[str]  # values that exist tile by tile
+
+
+def sort_nodes(graph: Graph, axes: Axes, tiled: Sequence[str]) -> Roles:
+    """Assign every node its part and its phase."""
+    part: dict[str, Part] = {}
+    phase: dict[str, int] = {}
+    local: set[str] = set()
+    for node in graph.nodes:
+        part[node.name] = _part(graph, node, axes, tiled, local)
+        phase[node.name] = _phase(graph, node, part[node.name], phase, part)
+        if part[node.name] is Part.LOCAL:
+            local.update(node.outputs)
+    return Roles(tuple(tiled), part, phase, frozenset(local))
+
+
+def _part(graph: Graph, node: Node, axes: Axes, tiled: Sequence[str], local: set[str]) -> Part:
+    op, call = find(node), call_of(graph, node)
+    rule = op.reads(call)
+    if rule is None or node.name in axes.barriers or not tiled:
+        return Part.WHOLE
+    out = axes.dims[node.outputs[0]]
+    driven, folded = True, True
+    for i, dims in enumerate(rule):
+        where = axes.dims[node.inputs[i].value]
+        for axis in tiled:
+            if axis not in where:
+                continue
+            drive = dims[where[axis]].dim
+            driven &= drive is not None and out.get(axis) == drive
+            folded &= drive is None
+    if driven and all(axis in out for axis in tiled):
+        return Part.LOCAL
+    can_fold = isinstance(op, Reduction) and getattr(op, "foldable", lambda _: True)(call)
+    first = node.inputs[0].value if node.inputs else ""
+    if can_fold and folded and len(node.inputs) == 1 and all(axis in axes.dims[first] for axis in tiled):
+        return Part.FOLD if not any(axis in out for axis in tiled) else Part.WHOLE
+    return Part.WHOLE
+
+
+def _phase(graph: Graph, node: Node, part: Part, phase: dict[str, int], parts: dict[str, Part]) -> int:
+    latest = 0 if part is not Part.WHOLE else 1
+    for name in node.reads:
+        if (maker := graph.producer.get(name)) is None:
+            continue
+        at, kind = phase[maker.name], parts[maker.name]
+        if kind is Part.FOLD:  # its result is ready when its walk has ended
+            latest = max(latest, at + 1 if part is Part.WHOLE else at + 2)
+        elif kind is Part.WHOLE:
+            latest = max(latest, at if part is Part.WHOLE else at + 1)
+        else:
+            latest = max(latest, at + 1 if part is Part.WHOLE else at)
+    return latest

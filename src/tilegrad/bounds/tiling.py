@@ -1,0 +1,106 @@
+"""Tiles of a graph: every axis solved by itself, boxes put together on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from ..errors import GridError
+from ..ir import Graph, Node
+from ..ops import find
+from ..region import Box, Interval, cuts_of_count
+from .axes import Axes, call_of, label_axes
+from .lines import Line, Spans, line_of, tile_line
+from .roles import Part, Roles, sort_nodes
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """A grid of tiles over the local part of a graph."""
+
+    graph: Graph
+    axes: Axes
+    roles: Roles
+    mode: str
+    lines: Mapping[str, Line]  # by axis
+    spans: Mapping[str, Spans]  # by axis
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        return tuple(self.spans[axis].count for axis in self.roles.tiled)
+
+    @property
+    def nodes(self) -> list[Node]:
+        return [n for n in self.graph.nodes if self.roles.part[n.name] is Part.LOCAL]
+
+    @property
+    def last(self) -> str:
+        """The last value that lies on the tiled axes: the network's output, or what its head reduces."""
+        sinks = next(iter(self.lines.values())).sinks
+        return sinks[-1]
+
+    def tiles(self) -> list[tuple[int, ...]]:
+        return list(product(*map(range, self.grid)))
+
+    def box(self, which: str, value: str, tile: Sequence[int]) -> Box:
+        """The `own`, `held`, `share` or `complete` box of a value for a tile; dimensions off the axes are whole."""
+        sides = [Interval(0, n) for n in self.graph.shape(value)]
+        for axis, t in zip(self.roles.tiled, tile, strict=True):
+            tracks: Mapping[str, Sequence[Interval]] = getattr(self.spans[axis], which)
+            if value in tracks:
+                sides[self.axes.dims[value][axis]] = tracks[value][t]
+        return Box(sides)
+
+    def reads(self, node: Node, out: Box) -> tuple[Box, ...]:
+        """What the node reads to make `out`, not clipped."""
+        boxes = find(node).needs(call_of(self.graph, node), out)
+        assert boxes is not None
+        return boxes
+
+    def side(self, which: str, value: str, axis: str, t: int) -> Interval:
+        tracks: Mapping[str, Sequence[Interval]] = getattr(self.spans[axis], which)
+        return tracks[value][t]
+
+
+def tile_graph(graph: Graph, mode: str, grid: Mapping[str, int]) -> Tiling:
+    """Cut the graph into `grid` tiles per axis (`{"h": 4, "w": 4}`), all of its local part in one walk.
+
+    What folds and whole nodes give (statistics, global branches) is taken as known: this is geometry.
+    """
+    axes = label_axes(graph)
+    check_axes(graph, axes, tuple(grid))
+    roles = sort_nodes(graph, axes, tuple(grid))
+    lines, spans = {}, {}
+    for axis, count in grid.items():
+        line = line_of(graph, axes, roles, axis)
+        if not line.sinks:
+            raise GridError(f"nothing in '{graph.name}' can be tiled along {', '.join(grid)}")
+        ends = line.sources if mode == "gather" else line.sinks
+        leader = _leader(line, mode)
+        if count > line.sizes[leader]:
+            raise GridError(
+                f"{count} tiles along {axis}, but '{leader}' has only {line.sizes[leader]} elements there",
+                hint=f"at most {line.sizes[leader]} tiles along {axis}",
+            )
+        loose = [out for out, reads in line.steps if not reads]
+        cuts = {name: cuts_of_count(line.sizes[name], count) for name in (*ends, *loose)}
+        lines[axis], spans[axis] = line, tile_line(line, mode, cuts)
+    return Tiling(graph, axes, roles, mode, lines, spans)
+
+
+def _leader(line: Line, mode: str) -> str:
+    """The value whose grid the caller means: the input in gather mode, else the last spatial value."""
+    return line.sources[0] if mode == "gather" and line.sources else line.sinks[-1]
+
+
+def check_axes(graph: Graph, axes: Axes, wanted: Sequence[str]) -> None:
+    found = sorted({axis for dims in axes.dims.values() for axis in dims})
+    for axis in wanted:
+        if axis not in found:
+            raise GridError(
+                f"'{graph.name}' has no axis '{axis}'",
+                hint=f"one of {', '.join(found)}" if found else "a network with convolutions or pools",
+            )
+    if len(set(wanted)) != len(wanted):
+        raise GridError(f"an axis is named twice in {', '.join(wanted)}")

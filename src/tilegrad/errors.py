@@ -1,0 +1,60 @@
+"""Every error tilegrad raises on purpose, and how it reads.
+
+    TilegradError
+    ├── InputError        what the caller gave cannot be used      (command line: exit code 2)
+    │   ├── ModelError    the model file, its factory or its shapes
+    │   ├── CaptureError  torch.export refuses the model
+    │   ├── GridError     tiles, axes, modes
+    │   └── FormatError   a file that cannot be read
+    ├── BudgetError       nothing fits the memory budget
+    └── InternalError     a rule of ours is broken: please report
+
+A message says what, then where, then what to try. Errors carry their parts as fields.
+"""
+
+from __future__ import annotations
+
+
+class TilegradError(Exception):
+    """Base of all errors of this package."""
+
+    def __init__(self, what: str, *, where: str | None = None, hint: str | None = None):
+        self.what, self.where, self.hint = what, where, hint
+        super().__init__(format_error(what, where, hint))
+
+
+def format_error(what: str, where: str | None, hint: str | None) -> str:
+    lines = [what]
+    if where:
+        lines.append(f"  at   {where}")
+    if hint:
+        lines.append(f"  try  {hint}")
+    return "\n".join(lines)
+
+
+class InputError(TilegradError):
+    """What the caller gave cannot be used."""
+
+
+class ModelError(InputError):
+    """The model file, its factory, or the shapes given to it."""
+
+
+class CaptureError(InputError):
+    """torch.export refuses the model."""
+
+
+class GridError(InputError):
+    """Tiles, axes or modes that do not fit the network."""
+
+
+class FormatError(InputError):
+    """A file or text that cannot be read."""
+
+
+class BudgetError(TilegradError):
+    """Nothing fits the memory budget."""
+
+
+class InternalError(TilegradError):
+    """A rule of ours is broken: please report it."""

@@ -1,0 +1,152 @@
+"""Make a traced program pure: in-place writes become new values, seen through every alias.
+
+`relu_(x)` gives a value that replaces `x` from there on. A write into a slice (`x[:, 0] = 0`) is written back to the
+base with the matching scatter, and older views of that base are taken again when they are next used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..errors import CaptureError
+from ..ir import Build, Kind, TensorType
+
+FxNode = torch.fx.Node
+_RESHAPES = {"view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "_unsafe_view", "alias", "detach"}
+_VIEWS = _RESHAPES | {"select", "slice", "permute", "transpose", "t", "expand", "movedim", "narrow"}
+# In-place forms whose pure form has another name.
+_PURE = {"zero_": "zeros_like", "fill_": "full_like"}
+
+
+class Aliases:
+    """Which value each traced node stands for now."""
+
+    def __init__(self, build: Build):
+        self.build = build
+        self.names: dict[FxNode, str] = {}
+        self.base: dict[FxNode, FxNode] = {}  # view -> what it is a view of
+        self.recipe: dict[FxNode, tuple[Any, list[tuple[str, str]], dict[str, Any], TensorType]] = {}
+        self.stale: set[FxNode] = set()
+        self.written: dict[str, FxNode] = {}  # outside values that were written to
+
+    def define(self, node: FxNode, name: str) -> None:
+        self.names[node] = name
+
+    def value(self, node: FxNode) -> str:
+        if node not in self.names:
+            raise CaptureError(f"'{node.name}' is used but gives no tensor", where=str(self.build.source))
+        if node in self.stale:
+            self.stale.discard(node)
+            base = self.value(self.base[node])
+            if node in self.recipe:
+                target, inputs, attrs, type_ = self.recipe[node]
+                fresh = [(inputs[0][0], base), *inputs[1:]]
+                self.names[node] = self.build.emit(_base_name(target), fresh, type_, attrs, str(target), node.name)
+            else:  # the result of an in-place call is the very tensor it wrote to
+                self.names[node] = base
+        return self.names[node]
+
+    def call(
+        self, node: FxNode, target: Any, inputs: list[tuple[str, str]], attrs: dict[str, Any], type_: TensorType
+    ) -> None:
+        """Add a call; where it writes in place, let everyone who shares the memory see it."""
+        name = _base_name(target)
+        if not (name.endswith("_") and not name.startswith("__") and target._schema.is_mutable):
+            self.names[node] = self.build.emit(name, inputs, type_, attrs, str(target), node.name)
+            first = node.args[0] if node.args else None
+            if name in _VIEWS and isinstance(first, FxNode):
+                self.base[node], self.recipe[node] = first, (target, inputs, attrs, type_)
+            return
+        self._in_place(node, target, inputs, attrs, type_)
+
+    def _in_place(
+        self, node: FxNode, target: Any, inputs: list[tuple[str, str]], attrs: dict[str, Any], type_: TensorType
+    ) -> None:
+        name, overload = _base_name(target), target._overloadname
+        if name == "copy_":
+            new = self._copy(inputs, type_)
+        else:
+            pure, overload = _PURE.get(name, name[:-1]), "default" if name in _PURE else overload
+            if name == "fill_" and len(inputs) > 1:  # filled with a scalar tensor
+                new = self._copy(inputs, type_)
+            else:
+                attrs = {"fill_value": attrs["value"]} if name == "fill_" else attrs
+                found = f"aten.{pure}.{overload}"
+                if not hasattr(getattr(torch.ops.aten, pure, None), overload):
+                    raise self._refuse(f"'{name}' has no form without side effects")
+                new = self.build.emit(pure, inputs, type_, attrs, found, node.name)
+        written = node.args[0]
+        assert isinstance(written, FxNode)
+        self.names[node], self.base[node] = new, written
+        self._write(written, new, spare=node)
+
+    def _copy(self, inputs: Sequence[tuple[str, str]], type_: TensorType) -> str:
+        source = inputs[1][1]
+        if self.build.type(source).dtype != type_.dtype:
+            attrs = {"dtype": {"dtype": type_.dtype}}
+            cast = TensorType(self.build.type(source).shape, type_.dtype)
+            source = self.build.emit("_to_copy", [("self", source)], cast, attrs, "aten._to_copy.default")
+        if self.build.type(source).shape == type_.shape:
+            return source
+        attrs = {"size": list(type_.shape)}
+        return self.build.emit("expand", [("self", source)], type_, attrs, "aten.expand.default")
+
+    def _write(self, node: FxNode, new: str, spare: FxNode) -> None:
+        """`node` now holds `new`: pass it up to its bases, and forget the views taken before."""
+        while True:
+            self.names[node] = new
+            self.stale.discard(node)
+            if self.build.values.get(new) and node.op == "placeholder":
+                self.written[node.name] = node
+            if node not in self.base:
+                break
+            parent = self.base[node]
+            new = self._scatter(parent, node, new)
+            node = parent
+        self._forget_views(node, spare)
+
+    def _forget_views(self, root: FxNode, spare: FxNode) -> None:
+        for view in self.base:
+            at = view
+            while at in self.base:
+                at = self.base[at]
+            if at is root and view is not spare:
+                self.stale.add(view)
+
+    def _scatter(self, parent: FxNode, view: FxNode, new: str) -> str:
+        if view not in self.recipe:  # the result of an in-place call: the same memory
+            return new
+        target, inputs, attrs, _ = self.recipe[view]
+        name, base = _base_name(target), self.value(parent)
+        type_ = self.build.type(base)
+        if name in ("select", "slice"):
+            op = f"{name}_scatter"
+            overload = "int" if name == "select" else "default"
+            overload = overload if hasattr(getattr(torch.ops.aten, op), overload) else "default"
+            return self.build.emit(op, [("self", base), ("src", new)], type_, attrs, f"aten.{op}.{overload}")
+        if name in _RESHAPES:
+            shape = {"size": list(type_.shape)}
+            return self.build.emit("view", [("self", new)], type_, shape, "aten.view.default")
+        raise self._refuse(f"a write into the result of '{name}'")
+
+    def updates(self) -> list[tuple[str, str]]:
+        """Buffers that end with another value than they began with."""
+        found = []
+        for name, node in self.written.items():
+            if self.build.values[name].kind is Kind.BUFFER and self.value(node) != name:
+                found.append((name, self.value(node)))
+        return found
+
+    def _refuse(self, what: str) -> CaptureError:
+        return CaptureError(
+            f"in-place write that cannot be made pure: {what}",
+            where=str(self.build.source),
+            hint="write the result to a new tensor (torch.cat, torch.where)",
+        )
+
+
+def _base_name(target: Any) -> str:
+    return str(target._schema.name).split("::")[1]

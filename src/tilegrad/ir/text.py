@@ -1,0 +1,146 @@
+"""The text form of a graph: one line per value and node, parsed back to the same graph.
+
+    graph "resnet18"
+    value x: float32[1, 3, 64, 64] input
+    value weight: float32[8, 3, 3, 3] parameter "conv.weight"
+    node conv2d = conv2d(input: x, weight: weight as parameter) -> y {"stride": [1, 1]} @ {"target": …}
+    output y
+    update running_mean <- new_mean
+
+Names that are not plain identifiers are quoted as JSON strings. No eval: lines are read by one regular
+grammar, attributes by the JSON parser.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from types import MappingProxyType
+from typing import Any
+
+from ..errors import FormatError
+from .graph import Graph, Input, Kind, Node, Phase, Role, Source, Value
+from .types import TensorType
+
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
+_NAME = r'(?:[A-Za-z_][A-Za-z0-9_.]*|"(?:[^"\\]|\\.)*")'
+_GRAPH = re.compile(rf"graph ({_NAME})")
+_VALUE = re.compile(rf"value ({_NAME}): (\w+)\[([0-9, -]*)\] (\w+)(?: ({_NAME}))?")
+_ONE_INPUT = rf"{_NAME}: {_NAME}(?: as \w+)?"
+_NODE = re.compile(
+    rf"node ({_NAME}) = ({_NAME})\(((?:{_ONE_INPUT}(?:, {_ONE_INPUT})*)?)\) -> ((?:{_NAME}(?:, {_NAME})*)?) "
+)
+_INPUT = re.compile(rf"({_NAME}): ({_NAME})(?: as (\w+))?")
+_UPDATE = re.compile(rf"update ({_NAME}) <- ({_NAME})")
+_OUTPUT = re.compile(rf"output ({_NAME})")
+
+
+def format_graph(graph: Graph) -> str:
+    lines = [f"graph {_quote(graph.name)}"]
+    for v in graph.values:
+        target = f" {_quote(v.target)}" if v.target is not None else ""
+        lines.append(f"value {_quote(v.name)}: {v.type} {v.kind}{target}")
+    lines += [_format_node(n) for n in graph.nodes]
+    lines += [f"output {_quote(name)}" for name in graph.outputs]
+    lines += [f"update {_quote(old)} <- {_quote(new)}" for old, new in graph.updates]
+    return "\n".join(lines) + "\n"
+
+
+def _format_node(node: Node) -> str:
+    inputs = ", ".join(
+        f"{_quote(i.arg)}: {_quote(i.value)}" + ("" if i.role is Role.DATA else f" as {i.role}") for i in node.inputs
+    )
+    outputs = ", ".join(map(_quote, node.outputs))
+    about = {
+        "target": node.target,
+        "phase": node.phase.value,
+        "module": node.source.module,
+        "line": node.source.line,
+        "time_s": node.time_s,
+    }
+    said = {key: value for key, value in about.items() if value not in ("", None, Phase.FORWARD.value)}
+    head = f"node {_quote(node.name)} = {_quote(node.op)}({inputs}) -> {outputs}"
+    return f"{head} {_dump(dict(node.attrs))} @ {_dump(said)}"
+
+
+def parse_graph(text: str) -> Graph:
+    """The inverse of `format_graph`; `FormatError` names the line that cannot be read."""
+    name, values, nodes, outputs, updates = "graph", [], [], [], []
+    for number, line in enumerate(text.splitlines(), start=1):
+        try:
+            if match := _NODE.match(line):
+                nodes.append(_parse_node(match, line[match.end() :]))
+            elif match := _VALUE.fullmatch(line):
+                values.append(_parse_value(match))
+            elif match := _OUTPUT.fullmatch(line):
+                outputs.append(_unquote(match[1]))
+            elif match := _UPDATE.fullmatch(line):
+                updates.append((_unquote(match[1]), _unquote(match[2])))
+            elif match := _GRAPH.fullmatch(line):
+                name = _unquote(match[1])
+            elif line.strip():
+                raise ValueError("not a graph, value, node, output or update line")
+        except (ValueError, RecursionError) as error:
+            raise FormatError(f"cannot read this line of the graph: {error}", where=f"line {number}") from None
+    return Graph(tuple(values), tuple(nodes), tuple(outputs), tuple(updates), name)
+
+
+def _parse_value(match: re.Match[str]) -> Value:
+    shape = tuple(int(n) for n in match[3].split(",") if n.strip())
+    target = _unquote(match[5]) if match[5] else None
+    return Value(_unquote(match[1]), TensorType(shape, match[2]), Kind(match[4]), target)
+
+
+def _parse_node(match: re.Match[str], rest: str) -> Node:
+    decoder = json.JSONDecoder()
+    attrs, end = decoder.raw_decode(rest)
+    if rest[end : end + 3] != " @ ":
+        raise ValueError("attributes must be followed by ' @ ' and the node's source")
+    about = json.loads(rest[end + 3 :])
+    if not isinstance(attrs, dict) or not isinstance(about, dict):
+        raise ValueError("attributes and source must be JSON objects")
+    inputs = tuple(
+        Input(_unquote(i[1]), _unquote(i[2]), Role(i[3]) if i[3] else Role.DATA) for i in _INPUT.finditer(match[3])
+    )
+    outputs = tuple(_unquote(out) for out in re.findall(_NAME, match[4]))
+    return Node(
+        name=_unquote(match[1]),
+        op=_unquote(match[2]),
+        inputs=inputs,
+        outputs=outputs,
+        attrs=MappingProxyType(_revive(attrs)),
+        target=about.get("target", ""),
+        phase=Phase(about.get("phase", "forward")),
+        source=Source(about.get("module", ""), about.get("line", "")),
+        time_s=about.get("time_s"),
+    )
+
+
+def _quote(name: str) -> str:
+    return name if _PLAIN.fullmatch(name) else json.dumps(name)
+
+
+def _unquote(text: str) -> str:
+    return str(json.loads(text)) if text.startswith('"') else text
+
+
+def _dump(attrs: dict[str, Any]) -> str:
+    return json.dumps(_freeze(attrs), allow_nan=False)
+
+
+def _freeze(item: Any) -> Any:
+    """JSON has no infinity or NaN, and a pad or clamp value may be one."""
+    if isinstance(item, float) and not math.isfinite(item):
+        return {"float": repr(item)}
+    if isinstance(item, dict):
+        return {key: _freeze(value) for key, value in item.items()}
+    return [_freeze(value) for value in item] if isinstance(item, list | tuple) else item
+
+
+def _revive(item: Any) -> Any:
+    if isinstance(item, dict):
+        if item.keys() == {"float"}:
+            return float(item["float"])
+        return {key: _revive(value) for key, value in item.items()}
+    return [_revive(value) for value in item] if isinstance(item, list) else item

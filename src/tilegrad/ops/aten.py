@@ -1,0 +1,77 @@
+"""Call an ATen operator from a node: tensors from its inputs, the rest from its attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import InternalError
+from ..ir import Node
+
+_ENUMS = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format, "device": torch.device}
+
+
+def encode(item: Any) -> Any:
+    """An argument of an ATen call as JSON: torch's own types become `{"dtype": "float32"}` and the like."""
+    for key, cls in _ENUMS.items():
+        if isinstance(item, cls):
+            return {key: str(item).removeprefix("torch.")}
+    if isinstance(item, list | tuple):
+        return [encode(each) for each in item]
+    if item is None or isinstance(item, bool | int | float | str):
+        return item
+    if isinstance(item, complex):
+        return {"complex": [item.real, item.imag]}
+    raise TypeError(f"cannot write {type(item).__name__} as a plain attribute")
+
+
+def decode(item: Any) -> Any:
+    if isinstance(item, list):
+        return [decode(each) for each in item]
+    if isinstance(item, dict):
+        ((key, text),) = item.items()
+        if key == "complex":
+            return complex(*text)
+        return torch.device(text) if key == "device" else getattr(torch, text)
+    return item
+
+
+@lru_cache(maxsize=4096)
+def overload(target: str) -> Any:
+    """`"aten.conv2d.default"` -> the callable."""
+    try:
+        namespace, base, name = target.split(".")
+        return getattr(getattr(getattr(torch.ops, namespace), base), name)
+    except (ValueError, AttributeError):
+        raise InternalError(f"'{target}' is not an operator of torch {torch.__version__}") from None
+
+
+def call(node: Node, tensors: Sequence[Tensor], **replace: Any) -> Any:
+    """Run the node's own operator. `replace` overrides attributes (a shape, say, that depends on the tile)."""
+    kwargs: dict[str, Any] = {name: decode(value) for name, value in node.attrs.items()}
+    lists: dict[str, list[Tensor]] = {}
+    for slot, tensor in zip(node.inputs, tensors, strict=True):
+        base, _, place = slot.arg.partition(".")
+        if place:
+            lists.setdefault(base, []).append(tensor)
+        else:
+            kwargs[base] = tensor
+    pick = kwargs.pop("output", None)  # which result of an operator that has several
+    result = _invoke(overload(node.target), kwargs | lists | replace)
+    return result if pick is None else result[pick]
+
+
+def _invoke(function: Any, kwargs: dict[str, Any]) -> Any:
+    first = function._schema.arguments[0].name if function._schema.arguments else None
+    if first in kwargs:  # some operators take `self` by position only
+        return function(kwargs.pop(first), **kwargs)
+    return function(**kwargs)
+
+
+def is_pointwise(target: str) -> bool:
+    """torch itself tags the operators that work element by element."""
+    return target.startswith("aten.") and torch.Tag.pointwise in overload(target).tags

@@ -1,0 +1,200 @@
+"""What an operator is: a rule for boxes, a way to run on a box, a cost, and samples for the generic tests.
+
+Rule O1  `reads` says, for every dimension of every input, which output dimension drives it and through
+         which window. `None` as driver: the whole dimension is read, whatever the output box.
+Rule O2  `run` gets exactly the boxes that `reads` asked for, clipped to their values, and returns exactly
+         the output box. What was clipped is padding and is the operator's own business (`Place.pad`).
+Rule O3  An operator without a rule returns None from `reads`: it runs whole, and planners see a barrier.
+Rule O4  Backward is autograd over `run`; `saves` only says what it keeps alive, for predictions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from ..ir import Build, Node, TensorType
+from ..region import POINT, Box, Whole, Window
+from . import aten
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """How one dimension of an input is read: from output dimension `dim`, through `window`."""
+
+    dim: int | None
+    window: Window
+
+
+Reads = tuple[tuple[Read, ...], ...]  # per input, per dimension
+
+
+@dataclass(frozen=True)
+class Call:
+    """A node with the types of what it reads and writes: all that an operator's rules need."""
+
+    node: Node
+    inputs: tuple[TensorType, ...]
+    outputs: tuple[TensorType, ...]
+
+    @property
+    def out(self) -> TensorType:
+        return self.outputs[0]
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Position of each tensor argument among the inputs."""
+        return {i.arg: at for at, i in enumerate(self.node.inputs)}
+
+    def attr(self, name: str, default: Any = None) -> Any:
+        found = self.node.attrs.get(name)
+        return default if found is None else found
+
+    def arg(self, name: str) -> str | None:
+        """The value read as argument `name`, if it is given."""
+        return self.node.inputs[self.index[name]].value if name in self.index else None
+
+    def dims(self, name: str = "dim") -> list[int]:
+        """The dimensions of a reduction, counted from the front; none given means all."""
+        found, rank = self.attr(name), len(self.inputs[0].shape)
+        if found is None or found == []:
+            return list(range(rank))
+        return sorted(d % rank for d in (found if isinstance(found, list) else [found])) if rank else []
+
+    def dim(self, name: str = "dim", default: int = 0) -> int:
+        """A dimension attribute, counted from the front."""
+        rank = len(self.inputs[0].shape)
+        at = int(self.attr(name, default))
+        return at + rank if at < 0 else at
+
+    def tuple(self, name: str, length: int, default: int) -> tuple[int, ...]:
+        """An attribute given per axis, or once for all of them, or left out."""
+        found = self.attr(name)
+        if found is None or found == []:
+            return (default,) * length
+        if isinstance(found, int):
+            return (found,) * length
+        return tuple(found) * length if len(found) == 1 else tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tile lies: the output box, and for each input the box it reads before clipping."""
+
+    out: Box
+    reads: tuple[Box, ...]
+    seed: int = 0  # of random operators
+
+    def pad(self, call: Call, i: int = 0) -> list[tuple[int, int]]:
+        """How far input `i`'s box sticks out of its value, per dimension."""
+        shape = call.inputs[i].shape
+        return [side.overhang(n) for side, n in zip(self.reads[i], shape, strict=True)]
+
+    def origin(self, call: Call, i: int, dim: int) -> int:
+        """Global index of the first element of input `i`'s tile along `dim`."""
+        return self.reads[i][dim].clip(call.inputs[i].shape[dim]).lo
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One call for the generic tests: a function of tensors, and their shapes."""
+
+    function: Callable[..., Tensor]
+    shapes: tuple[tuple[int, ...], ...]
+    note: str = ""
+    integer: tuple[int, ...] = ()  # positions of class-index inputs, and
+    classes: int = 0  # how many classes they choose from
+
+
+class Op:
+    """Base of all operators; the defaults describe an operator that runs whole."""
+
+    saves: ClassVar[tuple[str, ...]] = ("inputs",)  # of: inputs, result, indices
+    pads: ClassVar[bool] = False  # does what sticks out of the input count as padding?
+    random: ClassVar[bool] = False
+
+    def __init__(self, spatial: int = 0):
+        self.spatial = spatial  # how many trailing dimensions of its first input are an image's
+
+    def reads(self, call: Call) -> Reads | None:
+        return None
+
+    def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
+        return aten.call(call.node, tiles)
+
+    def flops(self, call: Call) -> float:
+        """Floating point operations per element of the output."""
+        return 1.0
+
+    def lower(self, call: Call, build: Build, tiled: Collection[int]) -> str | None:
+        """Emit simpler nodes that compute the same and return the name of their result, or None to stay as it is.
+        `tiled` are the dimensions of the first input that lie on an axis of the image (or the batch)."""
+        return None
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        return iter(())
+
+    def needs(self, call: Call, out: Box) -> tuple[Box, ...] | None:
+        """The boxes of the inputs that make `out`, not clipped."""
+        rule = self.reads(call)
+        if rule is None:
+            return None
+        return tuple(Box(r.window.reads(*(out[r.dim] if r.dim is not None else (0, 1))) for r in dims) for dims in rule)
+
+
+class Reduction(Op):
+    """An operator that folds dimensions away, and can do so tile by tile.
+
+    `partial` makes an accumulator from one tile, `combine` joins two, `finish` gives the result. In backward,
+    `surrogate(tile, result)` is a function of the tile whose gradient, seeded with the result's gradient, is
+    the tile's share of the exact gradient.
+    """
+
+    def partial(self, call: Call, tile: Tensor, place: Place) -> tuple[Tensor, ...]:
+        raise NotImplementedError
+
+    def combine(self, call: Call, a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(x + y for x, y in zip(a, b, strict=True))
+
+    def finish(self, call: Call, total: tuple[Tensor, ...]) -> Tensor:
+        return total[0]
+
+    def surrogate(self, call: Call, tile: Tensor, total: tuple[Tensor, ...], place: Place) -> Tensor:
+        return self.finish(call, self.partial(call, tile, place))
+
+
+def whole(shape: Sequence[int]) -> tuple[Read, ...]:
+    """Every dimension read whole: weights, scalars, whatever has no place in the image."""
+    return tuple(Read(None, Whole(n, 1)) for n in shape)
+
+
+def pointwise(shape: Sequence[int], out: Sequence[int]) -> tuple[Read, ...]:
+    """Broadcasting: dimensions are matched from the back; size 1 against more is read whole."""
+    shift = len(out) - len(shape)
+    return tuple(
+        Read(k + shift, POINT) if n == out[k + shift] and n != 1 else Read(None, Whole(n, 1))
+        for k, n in enumerate(shape)
+    )
+
+
+def imagelike(call: Call, windows: Sequence[Window]) -> tuple[Read, ...]:
+    """The data input of convolution-like operators: batch by batch, all channels, windows on the image axes."""
+    rank, axes = len(call.inputs[0].shape), len(windows)
+    lead = [Read(d, POINT) for d in range(rank - axes - 1)]
+    channels = call.inputs[0].shape[rank - axes - 1]
+    return (*lead, Read(None, Whole(channels, 1)), *(Read(rank - axes + a, w) for a, w in enumerate(windows)))
+
+
+def along(call: Call, dims: Sequence[int], keep: bool = True) -> tuple[Read, ...]:
+    """Dimensions `dims` of the first input read whole, the others one by one; `keep`: they stay in the output."""
+    gone = {d % len(call.inputs[0].shape) for d in dims}
+    reads, at = [], 0
+    for k, n in enumerate(call.inputs[0].shape):
+        reads.append(Read(None, Whole(n, 1)) if k in gone else Read(at, POINT))
+        at += keep or k not in gone
+    return tuple(reads)

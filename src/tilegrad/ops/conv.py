@@ -1,0 +1,71 @@
+"""Convolution in one, two and three dimensions. Channels are not split."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import prod
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..region import Slide
+from .base import Call, Op, Place, Reads, Sample, imagelike, whole
+from .registry import op
+
+CONV = (F.conv1d, F.conv2d, F.conv3d)
+
+
+def windows(call: Call) -> tuple[Slide, ...]:
+    kernel = call.inputs[call.index["weight"]].shape[2:]
+    axes = len(kernel)
+    stride, dilation = call.tuple("stride", axes, 1), call.tuple("dilation", axes, 1)
+    if isinstance(call.attr("padding"), str):
+        # "same" pads the total of dilation*(k-1), the odd one after; "valid" nothing.
+        totals = [d * (k - 1) if call.attr("padding") == "same" else 0 for k, d in zip(kernel, dilation, strict=True)]
+        pads = [(t // 2, t - t // 2) for t in totals]
+    else:
+        pads = [(p, p) for p in call.tuple("padding", axes, 0)]
+    return tuple(Slide(k, s, b, a, d) for k, s, (b, a), d in zip(kernel, stride, pads, dilation, strict=True))
+
+
+@op("conv1d", "conv2d", "conv3d")
+class Conv(Op):
+    pads = True
+
+    def reads(self, call: Call) -> Reads:
+        rest = (whole(t.shape) for t in call.inputs[1:])
+        return (imagelike(call, windows(call)), *rest)
+
+    def flops(self, call: Call) -> float:
+        weight = call.inputs[call.index["weight"]].shape
+        return 2.0 * prod(weight[1:])
+
+    def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
+        x, weight = tiles[0], tiles[1]
+        bias = tiles[call.index["bias"]] if "bias" in call.index else None
+        axes = self.spatial
+        slides = windows(call)
+        padding, explicit = [], []
+        for a, slide in enumerate(slides):
+            before, after = place.pad(call)[a - axes]
+            if slide.symmetric_is(before, x.shape[a - axes], place.out[a - axes].size):
+                padding.append(before)
+                explicit.append((0, 0))
+            else:
+                padding.append(0)
+                explicit.append((before, after))
+        if any(map(any, explicit)):
+            x = F.pad(x, [p for pair in reversed(explicit) for p in pair])
+        stride, dilation = [s.stride for s in slides], [s.dilation for s in slides]
+        return CONV[axes - 1](x, weight, bias, stride, padding, dilation, call.attr("groups", 1))
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield Sample(lambda x, w, b: F.conv2d(x, w, b, padding=1), ((2, 3, 9, 7), (4, 3, 3, 3), (4,)))
+        yield Sample(lambda x, w: F.conv2d(x, w, stride=2, padding=(1, 0)), ((1, 2, 10, 11), (4, 2, 3, 2)), "stride")
+        yield Sample(lambda x, w: F.conv2d(x, w, padding=2, dilation=2), ((1, 2, 11, 8), (2, 2, 3, 3)), "dilation")
+        yield Sample(lambda x, w: F.conv2d(x, w, stride=3), ((1, 2, 10, 12), (2, 2, 2, 2)), "stride over kernel")
+        yield Sample(lambda x, w: F.conv2d(x, w, padding="same", groups=2), ((1, 4, 8, 9), (4, 2, 4, 3)), "same")
+        yield Sample(lambda x, w: F.conv2d(x, w, padding=3), ((1, 1, 5, 6), (1, 1, 2, 2)), "padding over kernel")
+        yield Sample(lambda x, w: F.conv1d(x, w, padding=1, stride=2), ((2, 2, 13), (3, 2, 3)))
+        yield Sample(lambda x, w: F.conv3d(x, w, padding=1), ((1, 2, 5, 6, 7), (2, 2, 3, 3, 3)))

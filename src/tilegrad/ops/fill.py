@@ -1,0 +1,34 @@
+"""Tensors of one value: zeros, ones, full and their `_like` forms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from . import aten
+from .base import Call, Op, Place, Reads, Sample, whole
+from .registry import op
+
+
+@op("zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
+class Fill(Op):
+    """Depends on no input's content, so nothing of it is read through a window: any box can be made anywhere."""
+
+    saves = ()
+
+    def reads(self, call: Call) -> Reads | None:
+        return () if not call.inputs else tuple(whole(t.shape) for t in call.inputs)
+
+    def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
+        value = aten.decode(call.attr("fill_value", 1.0 if "ones" in call.node.op else 0.0))
+        device = next((t.device for t in tiles), aten.decode(call.attr("device")) or "cpu")
+        return torch.full(place.out.shape, value, dtype=getattr(torch, call.out.dtype), device=device)
+
+    def flops(self, call: Call) -> float:
+        return 0.0
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield Sample(lambda x: x + x.new_ones((1, 2, 5, 6)), ((1, 2, 5, 6),))

@@ -1,0 +1,151 @@
+"""Reductions: sum, mean, amax, amin and what is built from them. Over channels they are local; over the image
+they are folded tile by tile."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+from ..ir import Build, TensorType
+from .base import Call, Op, Place, Reads, Reduction, Sample, along
+from .registry import op
+
+LOW = (torch.float16, torch.bfloat16)
+
+
+class _Fold(Reduction):
+    saves = ()
+
+    def keep(self, call: Call) -> bool:
+        return bool(call.attr("keepdim", False))
+
+    def reads(self, call: Call) -> Reads:
+        return (along(call, call.dims(), self.keep(call)),)
+
+
+@op("sum", "mean")
+class Sum(_Fold):
+    """Tiles add up; in half precision they add up in single."""
+
+    def partial(self, call: Call, tile: Tensor, place: Place) -> tuple[Tensor, ...]:
+        dtype = torch.float32 if tile.dtype in LOW else None
+        return (tile.sum(call.dims(), keepdim=self.keep(call), dtype=dtype),)
+
+    def finish(self, call: Call, total: tuple[Tensor, ...]) -> Tensor:
+        result = total[0]
+        if call.node.op == "mean":
+            result = result / prod(call.inputs[0].shape[d] for d in call.dims())
+        return result.to(getattr(torch, call.out.dtype))
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield Sample(lambda x: x.mean((2, 3)), ((2, 3, 5, 6),))
+        yield Sample(lambda x: x.sum(), ((2, 3, 5, 6),))
+        yield Sample(lambda x: x.mean(1, keepdim=True), ((2, 3, 5, 6),), "channels")
+        yield Sample(lambda x: x.sum(2), ((2, 3, 5, 6),), "rows only")
+        yield Sample(lambda x: x * x.mean((2, 3), keepdim=True).sigmoid(), ((2, 3, 5, 6),), "squeeze, excite")
+
+
+@op("amax", "amin", "max", "min")
+class Extreme(_Fold):
+    """The extreme and how often it is met: torch shares the gradient evenly among ties."""
+
+    saves = ("inputs", "result")
+
+    def reads(self, call: Call) -> Reads | None:
+        return None if len(call.inputs) > 1 else super().reads(call)
+
+    def foldable(self, call: Call) -> bool:
+        return call.attr("output") is None  # the forms with indices pick one winner: whole
+
+    def _best(self, call: Call, x: Tensor) -> Tensor:
+        best = torch.amax if "max" in call.node.op else torch.amin
+        return best(x, call.dims(), keepdim=True)
+
+    def partial(self, call: Call, tile: Tensor, place: Place) -> tuple[Tensor, ...]:
+        best = self._best(call, tile)
+        return best, (tile == best).sum(call.dims(), keepdim=True)
+
+    def combine(self, call: Call, a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        better = torch.maximum if "max" in call.node.op else torch.minimum
+        best = better(a[0], b[0])
+        return best, a[1] * (a[0] == best) + b[1] * (b[0] == best)
+
+    def finish(self, call: Call, total: tuple[Tensor, ...]) -> Tensor:
+        return total[0].reshape(call.out.shape) if total[0].numel() == call.out.size else self._squeeze(call, total[0])
+
+    def _squeeze(self, call: Call, x: Tensor) -> Tensor:
+        return x if self.keep(call) else x.squeeze(tuple(call.dims()))
+
+    def surrogate(self, call: Call, tile: Tensor, total: tuple[Tensor, ...], place: Place) -> Tensor:
+        best, ties = (t.detach() for t in total)
+        share = (tile.detach() == best).to(tile.dtype) / ties
+        return self._squeeze(call, (tile * share).sum(call.dims(), keepdim=True))
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield Sample(lambda x: x.amax((2, 3)), ((2, 3, 5, 6),))
+        yield Sample(lambda x: x.amin((2, 3), keepdim=True) + x, ((2, 3, 5, 6),))
+        yield Sample(lambda x: x.max(), ((2, 3, 5, 6),))
+        yield Sample(lambda x: x.amax(1), ((2, 3, 5, 6),), "channels")
+        yield Sample(lambda x: x.max(1).values, ((2, 3, 5, 6),), "channels, with indices")
+
+
+@op("var", "std")
+class Spread(Op):
+    """Variance and deviation: local over channels, from `moments` over the image."""
+
+    def keep(self, call: Call) -> bool:
+        return bool(call.attr("keepdim", False))
+
+    def reads(self, call: Call) -> Reads:
+        return (along(call, call.dims(), self.keep(call)),)
+
+    def lower(self, call: Call, build: Build, tiled: Collection[int]) -> str | None:
+        over = call.dims()
+        if not set(over) & set(tiled):
+            return None
+        shape, dtype = call.inputs[0].shape, call.inputs[0].dtype
+        kept = tuple(1 if d in over else n for d, n in enumerate(shape))
+        attrs = {"dim": over}
+        stats = build.emit("moments", [("self", call.node.inputs[0].value)], TensorType((2, *kept), dtype), attrs)
+        count = prod(shape[d] for d in over)
+        correction = call.attr("correction")
+        if correction is None:
+            correction = 1 if call.attr("unbiased", True) else 0
+        scale = count / max(1, count - correction)
+        return build.emit("spread_of", [("stats", stats)], call.out, {"scale": scale, "root": call.node.op == "std"})
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield Sample(lambda x: x.var((2, 3)), ((2, 3, 5, 6),))
+        yield Sample(lambda x: x / x.std((2, 3), keepdim=True), ((2, 3, 5, 6),))
+        yield Sample(lambda x: x.var(1, keepdim=True), ((2, 3, 5, 6),), "channels")
+
+
+@op("spread_of")
+class SpreadOf(Op):
+    """Variance or deviation from `moments`."""
+
+    def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
+        found = tiles[0][1] * call.attr("scale")
+        return (found.sqrt() if call.attr("root") else found).reshape(call.out.shape)
+
+
+@op("logsumexp", "prod", "any", "all", "argmax", "argmin", "linalg_vector_norm", "norm", "count_nonzero")
+class AlongSome(Op):
+    """Local over channels; over the image they run whole."""
+
+    def reads(self, call: Call) -> Reads | None:
+        if isinstance(call.attr("p", call.attr("ord", 2)), str):
+            return None
+        return (along(call, call.dims(), bool(call.attr("keepdim", False))),)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield Sample(lambda x: x.logsumexp(1), ((2, 3, 5, 6),))
+        yield Sample(lambda x: x / torch.linalg.vector_norm(x, dim=1, keepdim=True), ((2, 3, 5, 6),))
+        yield Sample(lambda x: x.logsumexp((2, 3)), ((2, 3, 5, 6),), "over the image: whole")

@@ -1,0 +1,50 @@
+"""Bytes and shapes as people write them: "2GiB" <-> 2147483648, "1x3x64x64" <-> (1, 3, 64, 64)."""
+
+from __future__ import annotations
+
+import re
+
+from .errors import InputError
+
+_FACTORS = {"": 1, "b": 1} | {
+    prefix + suffix: base**power
+    for suffix, base in (("b", 1000), ("ib", 1024))
+    for power, prefix in enumerate("kmgt", start=1)
+}
+_BYTES = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+
+
+def parse_bytes(text: str | int) -> int:
+    """`"4GiB"`, `"300 MB"`, `"1.5e9"` or a number of bytes."""
+    if isinstance(text, int):
+        found, factor = float(text), 1
+    else:
+        match = _BYTES.fullmatch(text)
+        if not match or match[2].lower() not in _FACTORS:
+            raise InputError(f"{text!r} is not a number of bytes", hint='"4GiB", "300MB" or 4294967296')
+        found, factor = float(match[1]), _FACTORS[match[2].lower()]
+    if not 0 < found * factor < 2**63:
+        raise InputError(f"a size of {text} bytes is not possible", hint='"4GiB", "300MB" or 4294967296')
+    return int(found * factor)
+
+
+def format_bytes(count: int | float) -> str:
+    """Binary units, three figures: `format_bytes(2**31) == "2.00GiB"`."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(size) < 1024 or unit == "TiB":
+            break
+        size /= 1024
+    return f"{size:.0f}{unit}" if unit == "B" else f"{size:.3g}{unit}" if size >= 100 else f"{size:.2f}{unit}"
+
+
+def parse_sizes(text: str, what: str = "shape") -> tuple[int, ...]:
+    """`"1x3x512x512"` or `"1,3,512,512"`; every size at least 1."""
+    parts = re.split(r"[x,×]", text.strip().lower())
+    if not all(re.fullmatch(r"[0-9]{1,12}", part.strip()) for part in parts) or not all(map(int, parts)):
+        raise InputError(f"{text!r} is not a {what}", hint="sizes of at least 1 joined by x, such as 1x3x512x512")
+    return tuple(int(part) for part in parts)
+
+
+def format_sizes(sizes: tuple[int, ...]) -> str:
+    return "x".join(map(str, sizes))
