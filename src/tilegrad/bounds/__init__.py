@@ -2,6 +2,8 @@
 
 from .axes import AXES as AXES
 from .axes import Axes as Axes
+from .axes import call_of as call_of
+from .axes import image_axes as image_axes
 from .axes import label_axes as label_axes
 from .lines import MODES as MODES
 from .lines import Line as Line

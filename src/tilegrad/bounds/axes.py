@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..ir import Graph, Kind, Node
+from ..ir import Graph, Node
 from ..ops import Call, find
 
 AXES = ("n", "d", "h", "w")
@@ -142,5 +142,7 @@ def _name_behind_barriers(graph: Graph, classes: _Classes) -> None:
                 classes.call((node.outputs[0], dim), name)
 
 
-def image_inputs(graph: Graph, axes: Axes) -> tuple[str, ...]:
-    return tuple(v.name for v in graph.of_kind(Kind.INPUT) if axes.dims[v.name])
+def image_axes(graph: Graph) -> list[str]:
+    """The axes of the graph's images, in order: `["h", "w"]`. The batch is not one of them."""
+    found = {axis for dims in label_axes(graph).dims.values() for axis in dims}
+    return [axis for axis in AXES[1:] if axis in found]

@@ -16,7 +16,7 @@ from itertools import pairwise
 from ..errors import GridError
 from ..ir import Graph
 from ..ops import find
-from ..region import EMPTY, Interval, Window
+from ..region import EMPTY, Interval, Window, cuts_of_count
 from .axes import Axes, call_of
 from .roles import Part, Roles
 
@@ -127,36 +127,40 @@ def _scatter(line: Line, cuts: Cuts) -> Spans:
 def _gather(line: Line, cuts: Cuts) -> Spans:
     """Forward: which outputs read a tile's own inputs (their gradient is complete). Back: what those need."""
     made_from_nothing = [out for out, reads in line.steps if not reads]
-    full = {name: _tiles(cuts[name]) for name in (*line.sources, *made_from_nothing)}
-    count = len(next(iter(full.values()), ()))
+    complete = {name: _tiles(cuts[name]) for name in (*line.sources, *made_from_nothing)}
+    share = dict(complete)
+    count = len(next(iter(complete.values()), ()))
     for out, reads in line.steps:
         if reads:
-            full[out] = _joined(line, full, out, reads, count)
-    share = {name: _shares(track, line.sizes[name]) for name, track in full.items()}
-    complete = {n: tuple(a.hull(b) for a, b in zip(full[n], share[n], strict=True)) for n in full}
-    own = _pull(line, {name: complete[name] for name in line.sinks}, count)
-    own = {name: tuple(a.hull(b) for a, b in zip(own[name], complete[name], strict=True)) for name in own}
-    own = _pull(line, own, count)
+            read_by = _joined(line, complete, out, reads, count)
+            share[out] = _shares(read_by, line.sizes[out])
+            complete[out] = tuple(a.hull(b) for a, b in zip(read_by, share[out], strict=True))
+    own = _pull(line, complete, count)
     return Spans("gather", count, own, own, share, complete)
 
 
-def _joined(line: Line, full: Mapping[str, Track], out: str, reads: Sequence[tuple[str, Window]], count: int) -> Track:
+def _joined(line: Line, found: Mapping[str, Track], out: str, reads: Sequence[tuple[str, Window]], count: int) -> Track:
     track = []
     for t in range(count):
-        found = EMPTY
+        span = EMPTY
         for name, window in reads:
-            found = found.hull(window.read_by(*full[name][t]).clip(line.sizes[out]))
-        track.append(found)
+            span = span.hull(window.read_by(*found[name][t]).clip(line.sizes[out]))
+        track.append(span)
     return tuple(track)
 
 
 def _shares(track: Track, n: int) -> Track:
-    """Cut a value where tiles begin to need it; outputs that read nothing go to the tile before them."""
-    starts, latest = [], 0
-    for t, span in enumerate(track):
-        latest = 0 if t == 0 else max(latest, span.lo if not span.empty else latest)
-        starts.append(latest)
-    return _tiles((*starts, n))
+    """Cut a value once, inside the intervals of `track` and as evenly as they allow. Outputs that read nothing
+    lie in no interval: they go to a neighbour."""
+    even, ends, latest = cuts_of_count(n, len(track)), [0], 0
+    for t in range(1, len(track)):
+        before, after = track[t - 1], track[t]
+        low = latest if after.empty else max(latest, after.lo)
+        high = latest if before.empty else max(low, before.hi)
+        latest = min(max(even[t], low), high)
+        ends.append(latest)
+    last = max((t for t, span in enumerate(track) if not span.empty), default=0)
+    return _tiles((*ends[: last + 1], *(n for _ in range(last + 1, len(track) + 1))))
 
 
 def _stream(line: Line, cuts: Cuts) -> Spans:

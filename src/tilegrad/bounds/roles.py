@@ -35,18 +35,26 @@ class Roles:
 
 def sort_nodes(graph: Graph, axes: Axes, tiled: Sequence[str]) -> Roles:
     """Assign every node its part and its phase."""
-    part: dict[str, Part] = {}
-    phase: dict[str, int] = {}
-    local: set[str] = set()
+    part = {node.name: _part(graph, node, axes, tiled) for node in graph.nodes}
     for node in graph.nodes:
-        part[node.name] = _part(graph, node, axes, tiled, local)
+        if part[node.name] is Part.LOCAL and _ends_in_head(graph, node, part):
+            part[node.name] = Part.FOLD
+    phase: dict[str, int] = {}
+    for node in graph.nodes:
         phase[node.name] = _phase(graph, node, part[node.name], phase, part)
-        if part[node.name] is Part.LOCAL:
-            local.update(node.outputs)
+    local = (out for node in graph.nodes if part[node.name] is Part.LOCAL for out in node.outputs)
     return Roles(tuple(tiled), part, phase, frozenset(local))
 
 
-def _part(graph: Graph, node: Node, axes: Axes, tiled: Sequence[str], local: set[str]) -> Part:
+def _ends_in_head(graph: Graph, node: Node, part: dict[str, Part]) -> bool:
+    """Pooling into bins that only whole nodes read: the end of the image, though it still has its axes."""
+    op = find(node)
+    if not isinstance(op, Reduction) or not op.binned or node.outputs[0] in graph.outputs:
+        return False
+    return all(part[reader.name] is Part.WHOLE for reader in graph.consumers[node.outputs[0]])
+
+
+def _part(graph: Graph, node: Node, axes: Axes, tiled: Sequence[str]) -> Part:
     op, call = find(node), call_of(graph, node)
     rule = op.reads(call)
     if rule is None or node.name in axes.barriers or not tiled:
@@ -63,7 +71,7 @@ def _part(graph: Graph, node: Node, axes: Axes, tiled: Sequence[str], local: set
             folded &= drive is None
     if driven and all(axis in out for axis in tiled):
         return Part.LOCAL
-    can_fold = isinstance(op, Reduction) and getattr(op, "foldable", lambda _: True)(call)
+    can_fold = isinstance(op, Reduction) and op.foldable(call)
     first = node.inputs[0].value if node.inputs else ""
     if can_fold and folded and len(node.inputs) == 1 and all(axis in axes.dims[first] for axis in tiled):
         return Part.FOLD if not any(axis in out for axis in tiled) else Part.WHOLE

@@ -17,6 +17,8 @@ FEW = 8  # inputs per output from which bins are folded rather than tiled
 
 
 class _Adaptive(Reduction):
+    binned = True
+
     def reads(self, call: Call) -> Reads:
         shape, out, rank = call.inputs[0].shape, call.out.shape, len(call.inputs[0].shape)
         reads = [Read(d, POINT) for d in range(rank - self.spatial)]
@@ -25,21 +27,16 @@ class _Adaptive(Reduction):
             reads.append(Read(None, Whole(shape[d], 1)) if folded else Read(d, Adaptive(shape[d], out[d])))
         return (tuple(reads),)
 
-    def outs(self, call: Call, place: Place, dim: int) -> Interval:
-        """The outputs along `dim` that a tile makes, or contributes to when it is only a part of the axis."""
-        reads = self.reads(call)[0]
-        return place.out[dim] if reads[dim].dim is not None else Interval(0, call.out.shape[dim])
-
     def bins(self, call: Call, place: Place, dim: int) -> list[Interval]:
-        """For each output along `dim`, the part of its bin inside the tile, in the tile's coordinates."""
+        """For each output of the place along `dim`, the part of its bin inside the tile, in tile coordinates."""
         n, m = call.inputs[0].shape[dim], call.out.shape[dim]
         tile = place.reads[0][dim].clip(n)
         window = Adaptive(n, m)
-        return [window.reads(o, o + 1).meet(tile).shift(-tile.lo) for o in range(*self.outs(call, place, dim))]
+        return [window.reads(o, o + 1).meet(tile).shift(-tile.lo) for o in range(*place.out[dim])]
 
     def sizes(self, call: Call, place: Place, dim: int) -> list[int]:
         window = Adaptive(call.inputs[0].shape[dim], call.out.shape[dim])
-        return [window.reads(o, o + 1).size for o in range(*self.outs(call, place, dim))]
+        return [window.reads(o, o + 1).size for o in range(*place.out[dim])]
 
     def flops(self, call: Call) -> float:
         return call.inputs[0].size / max(1, call.out.size)
@@ -104,7 +101,7 @@ class AdaptiveMax(_Adaptive):
             best, at = self._first(call, part, cell, image, place)
             values.append(best)
             places.append(at)
-        shape = (*tile.shape[: -self.spatial], *(self.outs(call, place, dim).size for dim in axes))
+        shape = (*tile.shape[: -self.spatial], *(place.out[dim].size for dim in axes))
         return torch.stack(values, -1).reshape(shape), torch.stack(places, -1).reshape(shape)
 
     def _first(

@@ -151,9 +151,14 @@ class Reduction(Op):
     """An operator that folds dimensions away, and can do so tile by tile.
 
     `partial` makes an accumulator from one tile, `combine` joins two, `finish` gives the result. In backward,
-    `surrogate(tile, result)` is a function of the tile whose gradient, seeded with the result's gradient, is
-    the tile's share of the exact gradient.
+    `surrogate(tile, total)` is a function of the tile whose gradient, seeded with the result's gradient, is the
+    tile's share of the exact gradient. While folding, `Place.out` is the whole result.
     """
+
+    binned: ClassVar[bool] = False  # local as well, but better folded where only a head follows
+
+    def foldable(self, call: Call) -> bool:
+        return True
 
     def partial(self, call: Call, tile: Tensor, place: Place) -> tuple[Tensor, ...]:
         raise NotImplementedError
