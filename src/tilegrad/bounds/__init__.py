@@ -6,12 +6,17 @@ from .axes import call_of as call_of
 from .axes import image_axes as image_axes
 from .axes import label_axes as label_axes
 from .lines import MODES as MODES
+from .lines import Cuts as Cuts
 from .lines import Line as Line
 from .lines import Spans as Spans
 from .lines import line_of as line_of
+from .lines import sinks_of as sinks_of
 from .lines import tile_line as tile_line
+from .lowering import lower_graph as lower_graph
 from .roles import Part as Part
 from .roles import Roles as Roles
 from .roles import sort_nodes as sort_nodes
 from .tiling import Tiling as Tiling
+from .tiling import check_axes as check_axes
 from .tiling import tile_graph as tile_graph
+from .tiling import tile_nodes as tile_nodes

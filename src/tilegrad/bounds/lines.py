@@ -9,16 +9,15 @@ Rule L3  In stream mode shares and own intervals are the same: nothing is comput
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from ..errors import GridError
-from ..ir import Graph
+from ..ir import Graph, Node
 from ..ops import find
 from ..region import EMPTY, Interval, Window, cuts_of_count
 from .axes import Axes, call_of
-from .roles import Part, Roles
 
 MODES = ("gather", "scatter", "stream")
 Cuts = Mapping[str, Sequence[int]]  # per value: 0 = c0 <= c1 <= … = n
@@ -34,6 +33,12 @@ class Line:
     steps: tuple[tuple[str, tuple[tuple[str, Window], ...]], ...]
     sources: tuple[str, ...]  # stored values, read by box
     sinks: tuple[str, ...]  # values that must be made whole: outputs, and what folds and whole nodes read
+
+    def starts(self, mode: str) -> tuple[str, ...]:
+        """The values whose cuts decide all others: what is read in gather mode, else what is made."""
+        if mode != "gather":
+            return self.sinks
+        return (*self.sources, *(out for out, reads in self.steps if not reads))
 
     def readers(self) -> dict[str, list[tuple[str, Window]]]:
         found: dict[str, list[tuple[str, Window]]] = {name: [] for name in self.sizes}
@@ -55,11 +60,8 @@ class Spans:
     complete: Mapping[str, Track]  # where the gradient is complete (gather); the own interval otherwise
 
 
-def line_of(graph: Graph, axes: Axes, roles: Roles, axis: str, phase: int | None = None) -> Line:
-    """The local operators along `axis`, of one phase or of all."""
-    nodes = [
-        n for n in graph.nodes if roles.part[n.name] is Part.LOCAL and (phase is None or roles.phase[n.name] == phase)
-    ]
+def line_of(graph: Graph, axes: Axes, nodes: Sequence[Node], axis: str, sinks: Collection[str]) -> Line:
+    """The local operators `nodes` along `axis`; of what they make, `sinks` must be made whole."""
     made = {n.outputs[0] for n in nodes}
     sizes: dict[str, int] = {}
     steps = []
@@ -76,17 +78,18 @@ def line_of(graph: Graph, axes: Axes, roles: Roles, axis: str, phase: int | None
         out = node.outputs[0]
         sizes[out] = graph.shape(out)[axes.dims[out][axis]]
         steps.append((out, tuple(reads)))
-    sinks = tuple(v for v in made if _is_sink(graph, roles, v, made))
-    order = {v: k for k, v in enumerate(sizes)}
     sources = tuple(v for v in sizes if v not in made)
-    return Line(axis, sizes, tuple(steps), sources, tuple(sorted(sinks, key=order.__getitem__)))
+    return Line(axis, sizes, tuple(steps), sources, tuple(v for v in sizes if v in sinks and v in made))
 
 
-def _is_sink(graph: Graph, roles: Roles, value: str, made: set[str]) -> bool:
-    if value in graph.outputs or any(value == new for _, new in graph.updates):
-        return True
-    readers = graph.consumers[value]
-    return not readers or any(n.outputs[0] not in made for n in readers)
+def sinks_of(graph: Graph, nodes: Sequence[Node]) -> set[str]:
+    """Values that `nodes` make and that must be made whole: outputs, and what nodes outside read."""
+    inside = {n.name for n in nodes}
+    kept = {*graph.outputs, *(new for _, new in graph.updates)}
+    made = [n.outputs[0] for n in nodes]
+    return {
+        v for v in made if v in kept or not graph.consumers[v] or any(n.name not in inside for n in graph.consumers[v])
+    }
 
 
 def tile_line(line: Line, mode: str, cuts: Cuts) -> Spans:
@@ -126,8 +129,7 @@ def _scatter(line: Line, cuts: Cuts) -> Spans:
 
 def _gather(line: Line, cuts: Cuts) -> Spans:
     """Forward: which outputs read a tile's own inputs (their gradient is complete). Back: what those need."""
-    made_from_nothing = [out for out, reads in line.steps if not reads]
-    complete = {name: _tiles(cuts[name]) for name in (*line.sources, *made_from_nothing)}
+    complete = {name: _tiles(cuts[name]) for name in line.starts("gather")}
     share = dict(complete)
     count = len(next(iter(complete.values()), ()))
     for out, reads in line.steps:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -11,28 +11,25 @@ from ..ir import Graph, Node
 from ..ops import find
 from ..region import Box, Interval, cuts_of_count
 from .axes import Axes, call_of, label_axes
-from .lines import Line, Spans, line_of, tile_line
-from .roles import Part, Roles, sort_nodes
+from .lines import Cuts, Line, Spans, line_of, sinks_of, tile_line
+from .roles import Part, sort_nodes
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """A grid of tiles over the local part of a graph."""
+    """A grid of tiles over local nodes of a graph."""
 
     graph: Graph
     axes: Axes
-    roles: Roles
+    tiled: tuple[str, ...]
     mode: str
+    nodes: tuple[Node, ...]
     lines: Mapping[str, Line]  # by axis
     spans: Mapping[str, Spans]  # by axis
 
     @property
     def grid(self) -> tuple[int, ...]:
-        return tuple(self.spans[axis].count for axis in self.roles.tiled)
-
-    @property
-    def nodes(self) -> list[Node]:
-        return [n for n in self.graph.nodes if self.roles.part[n.name] is Part.LOCAL]
+        return tuple(self.spans[axis].count for axis in self.tiled)
 
     @property
     def last(self) -> str:
@@ -46,7 +43,7 @@ class Tiling:
     def box(self, which: str, value: str, tile: Sequence[int]) -> Box:
         """The `own`, `held`, `share` or `complete` box of a value for a tile; dimensions off the axes are whole."""
         sides = [Interval(0, n) for n in self.graph.shape(value)]
-        for axis, t in zip(self.roles.tiled, tile, strict=True):
+        for axis, t in zip(self.tiled, tile, strict=True):
             tracks: Mapping[str, Sequence[Interval]] = getattr(self.spans[axis], which)
             if value in tracks:
                 sides[self.axes.dims[value][axis]] = tracks[value][t]
@@ -63,6 +60,22 @@ class Tiling:
         return tracks[value][t]
 
 
+def tile_nodes(
+    graph: Graph,
+    axes: Axes,
+    nodes: Sequence[Node],
+    mode: str,
+    tiled: Sequence[str],
+    cut: Callable[[Line], Cuts],
+    sinks: Collection[str] | None = None,
+) -> Tiling:
+    """Tile these local nodes; `cut` chooses where each axis is cut, given its line."""
+    ends = sinks_of(graph, nodes) if sinks is None else sinks
+    lines = {axis: line_of(graph, axes, nodes, axis, ends) for axis in tiled}
+    spans = {axis: tile_line(line, mode, cut(line)) for axis, line in lines.items()}
+    return Tiling(graph, axes, tuple(tiled), mode, tuple(nodes), lines, spans)
+
+
 def tile_graph(graph: Graph, mode: str, grid: Mapping[str, int]) -> Tiling:
     """Cut the graph into `grid` tiles per axis (`{"h": 4, "w": 4}`), all of its local part in one walk.
 
@@ -71,22 +84,20 @@ def tile_graph(graph: Graph, mode: str, grid: Mapping[str, int]) -> Tiling:
     axes = label_axes(graph)
     check_axes(graph, axes, tuple(grid))
     roles = sort_nodes(graph, axes, tuple(grid))
-    lines, spans = {}, {}
-    for axis, count in grid.items():
-        line = line_of(graph, axes, roles, axis)
-        if not line.sinks:
-            raise GridError(f"nothing in '{graph.name}' can be tiled along {', '.join(grid)}")
-        ends = line.sources if mode == "gather" else line.sinks
-        leader = _leader(line, mode)
+    nodes = [n for n in graph.nodes if roles.part[n.name] is Part.LOCAL]
+    if not nodes:
+        raise GridError(f"nothing in '{graph.name}' can be tiled along {', '.join(grid)}")
+
+    def cut(line: Line) -> Cuts:
+        count, leader = grid[line.axis], _leader(line, mode)
         if count > line.sizes[leader]:
             raise GridError(
-                f"{count} tiles along {axis}, but '{leader}' has only {line.sizes[leader]} elements there",
-                hint=f"at most {line.sizes[leader]} tiles along {axis}",
+                f"{count} tiles along {line.axis}, but '{leader}' has only {line.sizes[leader]} elements there",
+                hint=f"at most {line.sizes[leader]} tiles along {line.axis}",
             )
-        loose = [out for out, reads in line.steps if not reads]
-        cuts = {name: cuts_of_count(line.sizes[name], count) for name in (*ends, *loose)}
-        lines[axis], spans[axis] = line, tile_line(line, mode, cuts)
-    return Tiling(graph, axes, roles, mode, lines, spans)
+        return {name: cuts_of_count(line.sizes[name], count) for name in line.starts(mode)}
+
+    return tile_nodes(graph, axes, nodes, mode, tuple(grid), cut)
 
 
 def _leader(line: Line, mode: str) -> str:

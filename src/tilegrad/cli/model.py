@@ -40,10 +40,7 @@ def load_model(text: str, *, train: bool = False, weights: bool = True) -> nn.Mo
     """Build the model. Without `weights` it is made on the meta device, so that its size costs nothing."""
     factory = _find_factory(text)
     try:
-        if weights:
-            module = factory()
-        else:
-            module = _without_weights(factory)
+        module = factory() if weights else _without_weights(factory)
     except Exception as error:  # the user's own code
         raise ModelError(f"the factory of '{text}' failed: {_reason(error)}", where=_place(error)) from error
     if not isinstance(module, nn.Module):
@@ -77,7 +74,7 @@ def _find_factory(text: str) -> Callable[[], Any]:
         raise ModelError(f"'{place}' has no '{name}'", hint=f"one of {', '.join(offers) or 'nothing callable'}")
     if not callable(factory):
         raise ModelError(f"'{text}' cannot be called", hint="name a function that returns the model")
-    return factory  # type: ignore[no-any-return]
+    return factory
 
 
 def _import_file(path: Path) -> Any:

@@ -91,8 +91,8 @@ class Aliases:
             source = self.build.emit("_to_copy", [("self", source)], cast, attrs, "aten._to_copy.default")
         if self.build.type(source).shape == type_.shape:
             return source
-        attrs = {"size": list(type_.shape)}
-        return self.build.emit("expand", [("self", source)], type_, attrs, "aten.expand.default")
+        size = {"size": list(type_.shape)}
+        return self.build.emit("expand", [("self", source)], type_, size, "aten.expand.default")
 
     def _write(self, node: FxNode, new: str, spare: FxNode) -> None:
         """`node` now holds `new`: pass it up to its bases, and forget the views taken before."""
@@ -119,7 +119,7 @@ class Aliases:
     def _scatter(self, parent: FxNode, view: FxNode, new: str) -> str:
         if view not in self.recipe:  # the result of an in-place call: the same memory
             return new
-        target, inputs, attrs, _ = self.recipe[view]
+        target, _, attrs, _ = self.recipe[view]
         name, base = _base_name(target), self.value(parent)
         type_ = self.build.type(base)
         if name in ("select", "slice"):

@@ -86,8 +86,7 @@ def _fake_inputs(
         if isinstance(item, Tensor):
             with mode:
                 # Parameters may live on another device than a large image: nodes run where parameters are.
-                made = torch.empty(item.shape, dtype=item.dtype, device=reference.device)
-            return made
+                return torch.empty(item.shape, dtype=item.dtype, device=reference.device)
         if isinstance(item, torch.Size) or (
             isinstance(item, tuple) and item and all(isinstance(n, int) and not isinstance(n, bool) for n in item)
         ):

@@ -43,8 +43,7 @@ class BasicBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.branch(x)
         out += self.shortcut(x)
-        out = self.relu(out)
-        return out
+        return self.relu(out)
 
 
 class Bottleneck(nn.Module):
@@ -71,8 +70,7 @@ class Bottleneck(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.branch(x)
         out += self.shortcut(x)
-        out = self.relu(out)
-        return out
+        return self.relu(out)
 
 
 def stem(in_channels: int, channels: int) -> nn.Sequential:

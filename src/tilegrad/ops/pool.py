@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..ir import Build
 from ..region import Slide
 from .base import Call, Op, Place, Read, Reads, Sample
 from .registry import op
@@ -27,6 +29,17 @@ def windows(call: Call, axes: int) -> tuple[Slide, ...]:
 
 class _Pool(Op):
     pads = True
+    adaptive: ClassVar[str]
+
+    def lower(self, call: Call, build: Build, tiled: Collection[int]) -> str | None:
+        """A window as large as the image is a global pool, which can be folded tile by tile."""
+        slides, axes = windows(call, self.spatial), self.spatial
+        image = call.inputs[0].shape[-axes:]
+        everything = all(s.kernel == n and not s.before for s, n in zip(slides, image, strict=True))
+        if not everything or call.attr("divisor_override") is not None or set(call.out.shape[-axes:]) != {1}:
+            return None
+        attrs = {"output_size": [1] * axes}
+        return build.emit(f"{self.adaptive}{axes}d", [("self", call.node.inputs[0].value)], call.out, attrs)
 
     def reads(self, call: Call) -> Reads:
         slides = windows(call, self.spatial)
@@ -49,6 +62,7 @@ class _Pool(Op):
 
 @op("max_pool1d", "max_pool2d", "max_pool3d")
 class MaxPool(_Pool):
+    adaptive = "adaptive_max_pool"
     saves = ("inputs", "indices")
 
     def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
@@ -71,6 +85,7 @@ class MaxPool(_Pool):
 
 @op("avg_pool1d", "avg_pool2d", "avg_pool3d")
 class AvgPool(_Pool):
+    adaptive = "adaptive_avg_pool"
     saves = ()
 
     def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
@@ -85,7 +100,7 @@ class AvgPool(_Pool):
         if axes == 1:  # only the others can be told to divide by one
             total = F.avg_pool2d(x.unsqueeze(-2), (1, *kernel), (1, *stride), divisor_override=1).squeeze(-2)
         else:
-            total = AVG[axes - 1](x, kernel, stride, divisor_override=1)
+            total = (F.avg_pool2d if axes == 2 else F.avg_pool3d)(x, kernel, stride, divisor_override=1)
         if override is not None:
             return total / override
         divisor = torch.ones((), dtype=torch.float64)

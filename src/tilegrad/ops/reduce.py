@@ -17,18 +17,18 @@ LOW = (torch.float16, torch.bfloat16)
 
 
 class _Fold(Reduction):
-    saves = ()
-
     def keep(self, call: Call) -> bool:
         return bool(call.attr("keepdim", False))
 
-    def reads(self, call: Call) -> Reads:
+    def reads(self, call: Call) -> Reads | None:
         return (along(call, call.dims(), self.keep(call)),)
 
 
 @op("sum", "mean")
 class Sum(_Fold):
     """Tiles add up; in half precision they add up in single."""
+
+    saves = ()
 
     def partial(self, call: Call, tile: Tensor, place: Place) -> tuple[Tensor, ...]:
         dtype = torch.float32 if tile.dtype in LOW else None

@@ -48,12 +48,25 @@ class Upsample(Op):
 
     def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
         (x,) = tiles
+        fast = self._fast(call, x)
         for a, window in enumerate(self.windows(call)):
             dim = x.dim() - self.spatial + a
-            if window.n == window.n_out and window.scale in (None, 1.0):
-                continue  # every output is its own input
-            x = _resize(x, dim, window, place.out[dim], place.origin(call, 0, dim))
+            if window.n != window.n_out or not (window.scale in (None, 1.0) or self._copies(window, x)):
+                x = _resize(x, dim, window, place.out[dim], place.origin(call, 0, dim), fast)
         return x
+
+    @staticmethod
+    def _copies(window: Resize, x: Tensor) -> bool:
+        """Given a scale such as 1.05 that leaves the size as it was, torch's linear kernel on CPU copies."""
+        return window.mode == "linear" and x.device.type == "cpu"
+
+    def _fast(self, call: Call, x: Tensor) -> bool:
+        """Would torch take its vectorised kernel for the whole image? It finds indices in single precision."""
+        if x.device.type != "cpu" or self.spatial == 1:
+            return x.device.type != "cpu"
+        layout = torch.channels_last if self.spatial == 2 else torch.channels_last_3d
+        channels_last = x.dim() == self.spatial + 2 and x.shape[1] > 3 and x.is_contiguous(memory_format=layout)
+        return channels_last or (self.spatial == 2 and sum(call.out.shape[-2:]) <= 128)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -71,10 +84,9 @@ class Upsample(Op):
         yield Sample(lambda x: F.interpolate(x, size=(6, 7, 8), mode="trilinear"), ((1, 1, 3, 4, 5),))
 
 
-def _resize(x: Tensor, dim: int, window: Resize, out: Interval, origin: int) -> Tensor:
-    real = torch.float64 if x.dtype == torch.float64 else torch.float32
+def _resize(x: Tensor, dim: int, window: Resize, out: Interval, origin: int, fast: bool) -> Tensor:
     total: Tensor | None = None
-    for index, weight in _taps(window, out, real):
+    for index, weight in _taps(window, out, torch.float64 if x.dtype == torch.float64 else torch.float32, fast):
         local = (index - origin).clamp(0, max(0, x.shape[dim] - 1)).to(x.device)
         picked = x.index_select(dim, local)
         if weight is not None:
@@ -86,18 +98,16 @@ def _resize(x: Tensor, dim: int, window: Resize, out: Interval, origin: int) -> 
     return total
 
 
-def _taps(window: Resize, out: Interval, real: torch.dtype) -> list[Tap]:
-    n, last = window.n, window.n - 1
+def _taps(window: Resize, out: Interval, real: torch.dtype, fast: bool) -> list[Tap]:
+    last = window.n - 1
     if window.mode.startswith("nearest"):
-        picked = [window.reads(o, o + 1).lo for o in range(*out)]
-        return [(torch.tensor(picked, dtype=torch.int64), None)]
+        return [(_nearest(window, out, real, fast).clamp(max=last), None)]
     at = torch.arange(out.lo, out.hi).to(real)
     if window.align_corners:
-        step = torch.tensor(n - 1, dtype=real) / max(1, window.n_out - 1)
+        step = torch.tensor(last, dtype=real) / max(1, window.n_out - 1)
         source = at * (step if window.n_out > 1 else 0)
     else:
-        step = torch.tensor(n / window.n_out if window.scale is None else window.scale, dtype=real)
-        source = step * (at + 0.5) - 0.5
+        source = _step(window, real) * (at + 0.5) - 0.5
         source = source if window.mode == "cubic" else source.clamp(min=0)
     first = source.floor()
     t, index = source - first, first.to(torch.int64)
@@ -106,6 +116,26 @@ def _taps(window: Resize, out: Interval, real: torch.dtype) -> list[Tap]:
         return [(index.clamp(0, last), 1 - t), ((index + 1).clamp(0, last), t)]
     weights = (_far(t + 1), _near(t), _near(1 - t), _far(2 - t))
     return [((index + k - 1).clamp(0, last), w) for k, w in enumerate(weights)]
+
+
+def _step(window: Resize, real: torch.dtype) -> Tensor:
+    """Inputs per output, rounded as torch does."""
+    return torch.tensor(window.n / window.n_out if window.scale is None else window.scale, dtype=torch.float64).to(real)
+
+
+def _nearest(window: Resize, out: Interval, real: torch.dtype, fast: bool) -> Tensor:
+    """The index that torch picks; all is single precision in its fast kernels, and in the others at the last moment."""
+    at = torch.arange(out.lo, out.hi)
+    if fast and window.mode == "nearest" and window.n_out in (window.n, 2 * window.n):
+        return at // (window.n_out // window.n)
+    step = _step(window, torch.float32 if fast else real).double()
+    if window.mode == "nearest":
+        source = at * step
+    elif fast:
+        source = (at + 0.5) * step
+    else:
+        source = (step * (at + 0.5) - 0.5).to(real).clamp(min=0).double() + 0.5
+    return source.float().floor().to(torch.int64)
 
 
 _A = -0.75  # torch's cubic convolution coefficient

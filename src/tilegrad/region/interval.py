@@ -25,8 +25,8 @@ class Interval(NamedTuple):
         return Interval(lo, max(lo, hi))
 
     def overhang(self, n: int) -> tuple[int, int]:
-        """How far the interval sticks out of `[0, n)`, before and after. An empty interval does not."""
-        return (0, 0) if self.empty else (max(0, -self.lo), max(0, self.hi - n))
+        """How much of the interval sticks out of `[0, n)`, before and after: with the clipped part, all of it."""
+        return max(0, min(self.hi, 0) - self.lo), max(0, self.hi - max(self.lo, n))
 
     def hull(self, other: Interval) -> Interval:
         """The smallest interval that holds both; an empty one adds nothing."""

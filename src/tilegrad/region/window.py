@@ -16,6 +16,7 @@ An empty interval reads nothing and is read by nothing.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from math import floor
@@ -64,15 +65,9 @@ class Slide:
     def read_by(self, lo: int, hi: int) -> Interval:
         if hi <= lo:
             return EMPTY
-        if self.dilation == 1 or self.stride == 1:
-            # No holes matter at the ends: the first and last taps decide.
-            first = ceil_div(lo + self.before - self.reach + 1, self.stride)
-            return Interval(first, max(first, (hi - 1 + self.before) // self.stride + 1))
-        found = EMPTY
-        for tap in range(self.kernel):
-            at = self.before - tap * self.dilation
-            found = found.hull(Interval(ceil_div(lo + at, self.stride), (hi - 1 + at) // self.stride + 1))
-        return found
+        # The first and last taps decide. With holes (dilation) and stride this is a hull: the map itself is not monotone.
+        first = ceil_div(lo + self.before - self.reach + 1, self.stride)
+        return Interval(first, max(first, (hi - 1 + self.before) // self.stride + 1))
 
     def count(self, n: int) -> int:
         room = n + self.before + self.after - self.reach
@@ -232,8 +227,8 @@ class Replicate(_Finite):
 class Resize(_Finite):
     """Interpolation from `n` to `n_out`: `nearest`, `nearest-exact`, `linear` or `cubic`.
 
-    torch finds the source coordinate in floating point (single precision, or double for double tensors),
-    so the integer rule must round as torch does; for `linear` and `cubic` it covers both precisions.
+    torch finds the source coordinate in floating point, and its kernels round differently (by dtype, layout, size and
+    device); the integer rule covers them all.
     """
 
     n: int
@@ -253,31 +248,39 @@ class Resize(_Finite):
 
 @lru_cache(maxsize=1 << 16)
 def _resize_taps(n: int, n_out: int, mode: str, align: bool, scale: float | None, o: int) -> Interval:
+    starts = {floor(at) for at in _sources(n, n_out, mode, align, scale, o)}
+    if n_out == n and mode in ("nearest", "linear"):
+        starts.add(o)  # where nothing is resized some kernels just copy, whatever the scale
+    if n_out == 2 * n and mode == "nearest":
+        starts.add(o // 2)
+    before, after = {"linear": (0, 1), "cubic": (1, 2)}.get(mode, (0, 0))
     last = n - 1
-    if mode.startswith("nearest"):
-        at = min(_nearest(n, n_out, mode, scale, o), last)
-        return Interval(at, at + 1)
-    wide = (_source(n, n_out, align, scale, o, mode, np.float32), _source(n, n_out, align, scale, o, mode, np.float64))
-    lo, hi = floor(min(wide)), floor(max(wide)) + 1
-    if mode == "cubic":
-        lo, hi = lo - 1, hi + 1
+    lo, hi = min(starts) - before, max(starts) + after
     return Interval(min(max(lo, 0), last), min(max(hi, 0), last) + 1)
 
 
-def _nearest(n: int, n_out: int, mode: str, scale: float | None, o: int) -> int:
-    if n_out == n and scale is None:
-        return o
-    step = np.float32(n) / np.float32(n_out) if scale is None else np.float32(scale)
-    offset = np.float32(0.5 if mode == "nearest-exact" else 0.0)
-    return int(np.floor((np.float32(o) + offset) * step))
+def _sources(n: int, n_out: int, mode: str, align: bool, scale: float | None, o: int) -> Iterator[float]:
+    """The source coordinate in every way torch may round it: by dtype, fused or not, and to single before `floor`."""
+    for real in (np.float32, np.float64):
+        for at in _coordinates(n, n_out, mode, align, scale, o, real):
+            yield at
+            yield float(np.float32(at))
 
 
-def _source(n: int, n_out: int, align: bool, scale: float | None, o: int, mode: str, real: type[np.floating]) -> float:
+def _coordinates(
+    n: int, n_out: int, mode: str, align: bool, scale: float | None, o: int, real: type[np.floating]
+) -> tuple[float, ...]:
     if align:
-        return float(real(o) * (real(n - 1) / real(n_out - 1))) if n_out > 1 else 0.0
+        return (float(real(o) * (real(n - 1) / real(n_out - 1))) if n_out > 1 else 0.0,)
     step = real(n) / real(n_out) if scale is None else real(scale)
-    at = float(step * (real(o) + real(0.5)) - real(0.5))
-    return at if mode == "cubic" else max(at, 0.0)
+    if mode == "nearest":
+        return (float(real(o) * step),)
+    fused, plain = float(step) * (o + 0.5) - 0.5, float(step * real(o + 0.5) - real(0.5))
+    if mode == "cubic":
+        return fused, plain
+    if mode == "linear":
+        return max(fused, 0.0), max(plain, 0.0)
+    return max(fused, 0.0) + 0.5, max(plain, 0.0) + 0.5, float(step) * (o + 0.5)
 
 
 @dataclass(frozen=True, slots=True)

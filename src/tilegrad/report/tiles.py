@@ -22,7 +22,7 @@ def geometry(tiling: Tiling) -> dict[str, Any]:
     source = tiling.graph.inputs[0]
     return {
         "mode": tiling.mode,
-        "axes": list(tiling.roles.tiled),
+        "axes": list(tiling.tiled),
         "grid": list(tiling.grid),
         "input_shape": list(tiling.graph.shape(source)),
         "work": work(tiling),
@@ -51,14 +51,14 @@ def _node(tiling: Tiling, node: Node, tile: Sequence[int]) -> dict[str, Any]:
     own = tiling.box("own", out, tile)
     found: dict[str, Any] = {"name": node.name, "op": node.op, "out": _sides(tiling, own, out), "reads": {}, "pad": {}}
     pads = find(node).pads
-    for axis in tiling.roles.tiled:
+    for axis in tiling.tiled:
         raw, n = _read_along(tiling, node, own, axis)
         found["reads"][axis] = list(raw.clip(n))
         found["pad"][axis] = list(raw.overhang(n)) if pads else [0, 0]
     if tiling.mode == "stream":
         held = tiling.box("held", out, tile)
         found["carried"] = {
-            axis: [held[d].lo, own[d].lo] for axis, d in tiling.axes.dims[out].items() if axis in tiling.roles.tiled
+            axis: [held[d].lo, own[d].lo] for axis, d in tiling.axes.dims[out].items() if axis in tiling.tiled
         }
     return found
 
@@ -76,7 +76,7 @@ def _read_along(tiling: Tiling, node: Node, own: Box, axis: str) -> tuple[Interv
 
 
 def _sides(tiling: Tiling, box: Box, value: str) -> Sides:
-    return {axis: list(box[tiling.axes.dims[value][axis]]) for axis in tiling.roles.tiled}
+    return {axis: list(box[tiling.axes.dims[value][axis]]) for axis in tiling.tiled}
 
 
 def work(tiling: Tiling) -> float:
@@ -93,7 +93,7 @@ def work(tiling: Tiling) -> float:
 def _computed(tiling: Tiling, value: str) -> float:
     """Elements of `value` computed by all tiles: a product of sums, since axes are independent."""
     total = float(tiling.graph.type(value).size)
-    for axis in tiling.roles.tiled:
+    for axis in tiling.tiled:
         n = tiling.graph.shape(value)[tiling.axes.dims[value][axis]]
         total *= sum(span.size for span in tiling.spans[axis].own[value]) / n
     return total
@@ -115,7 +115,7 @@ def _distinct(tiling: Tiling) -> list[tuple[int, ...]]:
     for tile in tiling.tiles():
         sizes = tuple(
             tuple(track[t].size for track in tiling.spans[axis].held.values())
-            for axis, t in zip(tiling.roles.tiled, tile, strict=True)
+            for axis, t in zip(tiling.tiled, tile, strict=True)
         )
         kinds.setdefault(sizes, tile)
     return list(kinds.values())
@@ -124,7 +124,7 @@ def _distinct(tiling: Tiling) -> list[tuple[int, ...]]:
 def print_tiles(tiling: Tiling, console: Console) -> None:
     """A table for the tile in the middle of the grid, and what the whole grid costs."""
     middle = tuple(count // 2 for count in tiling.grid)
-    graph, axes = tiling.graph, tiling.roles.tiled
+    graph, axes = tiling.graph, tiling.tiled
     title = f"{graph.name} on {format_sizes(graph.shape(graph.inputs[0]))}, {tiling.mode}, tile {list(middle)}"
     table = Table(title=f"{title} of {format_sizes(tiling.grid)}", title_justify="left")
     for column in ("node", "op", *(f"{what} {axis}" for axis in axes for what in ("out", "reads"))):

@@ -1,0 +1,50 @@
+"""Rewrite nodes that mix a local part with a reduction (normalisations, reduced losses) into simpler ones.
+
+Afterwards every node is local, a fold or whole, and nothing has side effects: what a layer remembers (running
+statistics) is a value that replaces its buffer after the step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..ir import Build, Graph, Input, Node, check_graph
+from ..ops import Call, Reduction, find
+from .axes import label_axes
+
+
+def lower_graph(graph: Graph) -> Graph:
+    """The same computation in nodes that a walk over tiles can run."""
+    axes = label_axes(graph)
+    build = Build(graph.name)
+    renamed: dict[str, str] = {}
+    for value in graph.values:
+        if not value.kind.computed:
+            build.values[value.name] = value
+    for node in graph.nodes:
+        node = _rename(node, renamed)
+        build.source = node.source
+        call = Call(node, tuple(map(build.type, node.reads)), tuple(map(graph.type, node.outputs)))
+        first = node.inputs[0].value if node.inputs else ""
+        original = graph.node[node.name].inputs[0].value if node.inputs else ""
+        tiled = tuple(axes.dims[original].values()) if first else ()
+        found = find(node).lower(call, build, tiled)
+        if found is not None:
+            renamed[node.outputs[0]] = found
+            continue
+        if isinstance(find(node), Reduction) and not build.values[first].kind.computed:
+            # a fold accumulates what a walk makes, so an input is first taken into the walk
+            alias = build.emit("alias", [("self", first)], build.type(first), target="aten.alias.default")
+            node = replace(node, inputs=(Input(node.inputs[0].arg, alias), *node.inputs[1:]))
+        build.values[node.outputs[0]] = graph.value[node.outputs[0]]
+        build.nodes.append(node)
+    build.updates += [(old, renamed.get(new, new)) for old, new in graph.updates]
+    lowered = build.graph([renamed.get(name, name) for name in graph.outputs])
+    check_graph(lowered)
+    return lowered
+
+
+def _rename(node: Node, renamed: dict[str, str]) -> Node:
+    if not any(i.value in renamed for i in node.inputs):
+        return node
+    return replace(node, inputs=tuple(replace(i, value=renamed.get(i.value, i.value)) for i in node.inputs))
