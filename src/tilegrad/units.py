@@ -14,18 +14,19 @@ _FACTORS = {"": 1, "b": 1} | {
 _BYTES = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
-def parse_bytes(text: str | int) -> int:
+def parse_bytes(text: str | int | float) -> int:
     """`"4GiB"`, `"300 MB"`, `"1.5e9"` or a number of bytes."""
-    if isinstance(text, int):
-        found, factor = float(text), 1
-    else:
+    found: int | float
+    if isinstance(text, str):
         match = _BYTES.fullmatch(text)
         if not match or match[2].lower() not in _FACTORS:
             raise InputError(f"{text!r} is not a number of bytes", hint='"4GiB", "300MB" or 4294967296')
-        found, factor = float(match[1]), _FACTORS[match[2].lower()]
-    if not 0 < found * factor < 2**63:
+        found = float(match[1]) * _FACTORS[match[2].lower()]
+    else:
+        found = text
+    if not 1 <= found < 2**63:
         raise InputError(f"a size of {text} bytes is not possible", hint='"4GiB", "300MB" or 4294967296')
-    return int(found * factor)
+    return int(found)
 
 
 def format_bytes(count: int | float) -> str:
@@ -35,7 +36,7 @@ def format_bytes(count: int | float) -> str:
         if abs(size) < 1024 or unit == "TiB":
             break
         size /= 1024
-    return f"{size:.0f}{unit}" if unit == "B" else f"{size:.3g}{unit}" if size >= 100 else f"{size:.2f}{unit}"
+    return f"{size:.0f}{unit}" if unit == "B" or abs(size) >= 100 else f"{size:.{2 if abs(size) < 10 else 1}f}{unit}"
 
 
 def parse_sizes(text: str, what: str = "shape") -> tuple[int, ...]:

@@ -107,9 +107,7 @@ def transposed_cases(draw: Draw) -> Case:
     extra = draw(st.integers(0, max(s, d) - 1))
     window = Spread(k, s, p, extra, d)
     assume(window.count(n) >= 1)
-    return Case(
-        window, n, lambda x: F.conv_transpose1d(x, weights(k), None, s, p, extra, 1, d), exact=d == 1 or k == 1
-    )
+    return Case(window, n, lambda x: F.conv_transpose1d(x, weights(k), None, s, p, extra, 1, d), exact=d == 1 or k == 1)
 
 
 def interpolate(x: Tensor, mode: str, size: int | None, scale: float | None, align: bool) -> Tensor:

@@ -23,7 +23,7 @@ def lower_graph(graph: Graph) -> Graph:
             build.values[value.name] = value
     for node in graph.nodes:
         node = _rename(node, renamed)
-        build.source = node.source
+        build.source, build.prefix = node.source, f"{node.name}."
         call = Call(node, tuple(map(build.type, node.reads)), tuple(map(graph.type, node.outputs)))
         first = node.inputs[0].value if node.inputs else ""
         original = graph.node[node.name].inputs[0].value if node.inputs else ""

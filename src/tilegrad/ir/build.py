@@ -18,6 +18,7 @@ class Build:
         self.nodes: list[Node] = []
         self.updates: list[tuple[str, str]] = []
         self.source = Source()  # given to the nodes emitted from here on
+        self.prefix = ""  # of the names of nodes emitted without a name of their own
 
     def value(self, name: str, type: TensorType, kind: Kind = Kind.ACTIVATION, target: str | None = None) -> str:
         name = self.fresh(name)
@@ -42,7 +43,7 @@ class Build:
         name: str | None = None,
     ) -> str:
         """Add a node with one output and return the output's name (which is the node's name too)."""
-        out = self.value(name or op, type)
+        out = self.value(name or self.prefix + op, type)
         slots = tuple(Input(arg, value, self._role(value)) for arg, value in inputs)
         self.nodes.append(
             Node(out, op, slots, (out,), MappingProxyType(dict(attrs or {})), target, Phase.FORWARD, self.source)

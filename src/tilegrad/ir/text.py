@@ -14,7 +14,6 @@ grammar, attributes by the JSON parser.
 from __future__ import annotations
 
 import json
-import math
 import re
 from types import MappingProxyType
 from typing import Any
@@ -54,14 +53,15 @@ def _format_node(node: Node) -> str:
     outputs = ", ".join(map(_quote, node.outputs))
     about = {
         "target": node.target,
-        "phase": node.phase.value,
+        "phase": "" if node.phase is Phase.FORWARD else node.phase.value,
         "module": node.source.module,
         "line": node.source.line,
         "time_s": node.time_s,
     }
-    said = {key: value for key, value in about.items() if value not in ("", None, Phase.FORWARD.value)}
+    said = {key: value for key, value in about.items() if value not in ("", None)}
     head = f"node {_quote(node.name)} = {_quote(node.op)}({inputs}) -> {outputs}"
-    return f"{head} {_dump(dict(node.attrs))} @ {_dump(said)}"
+    # An attribute may be infinite (the value of a pad): json writes and reads Infinity and NaN.
+    return f"{head} {json.dumps(dict(node.attrs))} @ {json.dumps(said)}"
 
 
 def parse_graph(text: str) -> Graph:
@@ -109,12 +109,25 @@ def _parse_node(match: re.Match[str], rest: str) -> Node:
         op=_unquote(match[2]),
         inputs=inputs,
         outputs=outputs,
-        attrs=MappingProxyType(_revive(attrs)),
-        target=about.get("target", ""),
-        phase=Phase(about.get("phase", "forward")),
-        source=Source(about.get("module", ""), about.get("line", "")),
-        time_s=about.get("time_s"),
+        attrs=MappingProxyType(attrs),
+        target=_word(about, "target"),
+        phase=Phase(_word(about, "phase") or Phase.FORWARD),
+        source=Source(_word(about, "module"), _word(about, "line")),
+        time_s=_seconds(about),
     )
+
+
+def _word(about: dict[str, Any], key: str) -> str:
+    if not isinstance(found := about.get(key, ""), str):
+        raise ValueError(f"{key} must be a string")
+    return found
+
+
+def _seconds(about: dict[str, Any]) -> float | None:
+    found = about.get("time_s")
+    if found is not None and (isinstance(found, bool) or not isinstance(found, int | float)):
+        raise ValueError("time_s must be a number")
+    return found
 
 
 def _quote(name: str) -> str:
@@ -123,24 +136,3 @@ def _quote(name: str) -> str:
 
 def _unquote(text: str) -> str:
     return str(json.loads(text)) if text.startswith('"') else text
-
-
-def _dump(attrs: dict[str, Any]) -> str:
-    return json.dumps(_freeze(attrs), allow_nan=False)
-
-
-def _freeze(item: Any) -> Any:
-    """JSON has no infinity or NaN, and a pad or clamp value may be one."""
-    if isinstance(item, float) and not math.isfinite(item):
-        return {"float": repr(item)}
-    if isinstance(item, dict):
-        return {key: _freeze(value) for key, value in item.items()}
-    return [_freeze(value) for value in item] if isinstance(item, list | tuple) else item
-
-
-def _revive(item: Any) -> Any:
-    if isinstance(item, dict):
-        if item.keys() == {"float"}:
-            return float(item["float"])
-        return {key: _revive(value) for key, value in item.items()}
-    return [_revive(value) for value in item] if isinstance(item, list) else item

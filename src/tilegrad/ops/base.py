@@ -116,6 +116,7 @@ class Op:
     saves: ClassVar[tuple[str, ...]] = ("inputs",)  # of: inputs, result, indices
     pads: ClassVar[bool] = False  # does what sticks out of the input count as padding?
     random: ClassVar[bool] = False
+    fresh_gradient: ClassVar[bool] = False  # is its input's gradient in memory that nothing else reads?
 
     def __init__(self, spatial: int = 0):
         self.spatial = spatial  # how many trailing dimensions of its first input are an image's

@@ -25,6 +25,8 @@ def windows(call: Call) -> tuple[Spread, ...]:
 
 @op("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 class ConvTranspose(Op):
+    fresh_gradient = True
+
     def reads(self, call: Call) -> Reads:
         rest = (whole(t.shape) for t in call.inputs[1:])
         return (imagelike(call, windows(call)), *rest)

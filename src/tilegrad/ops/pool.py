@@ -28,6 +28,7 @@ def windows(call: Call, axes: int) -> tuple[Slide, ...]:
 
 
 class _Pool(Op):
+    fresh_gradient = True
     pads = True
     adaptive: ClassVar[str]
 

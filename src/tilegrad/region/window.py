@@ -65,7 +65,7 @@ class Slide:
     def read_by(self, lo: int, hi: int) -> Interval:
         if hi <= lo:
             return EMPTY
-        # The first and last taps decide. With holes (dilation) and stride this is a hull: the map itself is not monotone.
+        # The first and last taps decide. With dilation and stride this is a hull: the map itself is not monotone.
         first = ceil_div(lo + self.before - self.reach + 1, self.stride)
         return Interval(first, max(first, (hi - 1 + self.before) // self.stride + 1))
 

@@ -1,0 +1,243 @@
+"""The one loop over phases and tiles.
+
+An `Engine` belongs to a schedule and is used again for every step of training. A `Session` is one forward pass and
+its backward pass: the values and halos it keeps, the gradients it gathers. Dropping the session frees them all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..bounds import call_of
+from ..ir import Graph
+from ..ops import Call, Op, Reduction, find
+from ..region import Box
+from ..schedule import Phase, Schedule, Storage
+from .island import Island
+from .storage import Shelf, Whole
+
+LOW = (torch.float16, torch.bfloat16)
+
+
+class Engine:
+    """A schedule, ready to run: calls and operators looked up once."""
+
+    def __init__(self, schedule: Schedule):
+        self.schedule = schedule
+        self.graph: Graph = schedule.graph
+        self._calls: dict[str, Call] = {}
+        self._ops: dict[str, Op] = {}
+        for node in self.graph.nodes:
+            self._calls[node.name] = call_of(self.graph, node)
+            self._ops[node.name] = find(node)
+
+    def call(self, node: str) -> Call:
+        return self._calls[node]
+
+    def op(self, node: str) -> Op:
+        return self._ops[node]
+
+    def reduction(self, node: str) -> Reduction:
+        op = self._ops[node]
+        assert isinstance(op, Reduction)
+        return op
+
+    def needs(self, graded: set[str]) -> frozenset[str]:
+        """The values whose gradient is wanted, given the outside values that require one."""
+        found = set(graded)
+        for node in self.graph.nodes:
+            if node.op != "detach" and any(name in found for name in node.reads):
+                found.update(out for out in node.outputs if self.graph.type(out).floating)
+        return frozenset(found)
+
+
+class Session:
+    """One forward pass and, where gradients are wanted, its backward pass."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        tensors: Mapping[str, Tensor],
+        device: torch.device,
+        *,
+        train: bool,
+        seed: int = 0,
+        autocast: torch.dtype | None = None,
+    ):
+        self.engine, self.tensors, self.device, self.train = engine, tensors, device, train
+        self.seed, self.autocast = seed, autocast
+        graded = {name for name, t in tensors.items() if t.requires_grad} if train else set()
+        self.needs = engine.needs(graded)
+        self.values: dict[str, Whole] = {}
+        self.totals: dict[str, tuple[Tensor, ...]] = {}
+        self.halos = Shelf(engine.schedule.storage)
+        self.halo_grads: dict[Any, Tensor] = {}
+        self.grads: dict[str, Tensor] = {}
+        self.anchor = torch.zeros((), device=device, requires_grad=True)
+        self.halo_bytes = 0
+        self.spent = False
+
+    # -- forward ---------------------------------------------------------------------------------------------------
+
+    def forward(self) -> tuple[list[Tensor], list[tuple[str, Tensor]]]:
+        """The graph's outputs, and the buffers to replace."""
+        graph = self.engine.graph
+        with torch.no_grad(), self._precision():
+            for at, phase in enumerate(self.engine.schedule.phases):
+                self._forward_phase(phase)
+                if not self.train:
+                    self._drop_unread(at)
+        self.halo_bytes = self.halos.bytes
+        outputs = [self._outside(name) for name in graph.outputs]
+        return outputs, [(old, self._outside(new)) for old, new in graph.updates]
+
+    def _outside(self, name: str) -> Tensor:
+        if name in self.tensors:
+            return self.tensors[name].to(self.device)
+        return self.read(name, Box.full(self.shape(name)))
+
+    def _forward_phase(self, phase: Phase) -> None:
+        whole = {name: self.read(name, Box.full(self.shape(name))) for name in phase.whole}
+        for tile in phase.tiles():
+            Island(self, phase, tile, whole, graded=False).run(phase.steps(tile))
+        for fold in phase.folds:
+            call, op = self.engine.call(fold.name), self.engine.reduction(fold.name)
+            result = op.finish(call, self.totals[fold.name])
+            self.write(fold.outputs[0], Box.full(result.shape), result)
+
+    def _drop_unread(self, at: int) -> None:
+        """In inference, forget what no later phase reads."""
+        later = self.engine.schedule.phases[at + 1 :]
+        graph = self.engine.graph
+        wanted = {name for phase in later for name in (*phase.boxed, *phase.whole)}
+        wanted |= {*graph.outputs, *(new for _, new in graph.updates)}
+        for name in [name for name in self.values if name not in wanted]:
+            del self.values[name]
+
+    # -- backward --------------------------------------------------------------------------------------------------
+
+    def backward(self, grads: Sequence[Tensor | None]) -> dict[str, Tensor]:
+        """Gradients of the outside values, given those of the outputs."""
+        self.spent = True
+        for name, grad in zip(self.engine.graph.outputs, grads, strict=True):
+            if grad is not None and name in self.needs:
+                self.add_gradient(name, Box.full(self.shape(name)), grad, shared=True)
+        for phase in reversed(self.engine.schedule.phases):
+            self._backward_phase(phase)
+            for node in (*phase.nodes, *phase.folds):
+                if phase is self._home(node.outputs[0]):
+                    self.values.pop(node.outputs[0], None)
+                    self.grads.pop(node.outputs[0], None)
+        return {name: grad for name, grad in self.grads.items() if name in self.tensors}
+
+    def _home(self, value: str) -> Phase | None:
+        """The phase that stores a value (replayed nodes run in others too)."""
+        for phase in self.engine.schedule.phases:
+            if value in phase.stores or any(value == f.outputs[0] for f in phase.folds):
+                return phase
+        return None
+
+    def _backward_phase(self, phase: Phase) -> None:
+        made = [*phase.stores, *(f.outputs[0] for f in phase.folds)]
+        if not any(name in self.grads for name in made):
+            return
+        whole: dict[str, Tensor] = {}
+        sums: dict[str, Tensor] = {}
+        for name in phase.whole:
+            leaf = self.read(name, Box.full(self.shape(name))).detach()
+            if name in self.needs:
+                leaf.requires_grad_()
+                if leaf.dtype in LOW:
+                    _sum_in_single(leaf, name, sums)
+            whole[name] = leaf
+        for tile in phase.tiles(backward=True):
+            island = Island(self, phase, tile, whole, graded=True)
+            with torch.enable_grad(), island.saved.hooks():
+                with self._precision():
+                    island.run(phase.steps(tile, backward=True))
+                island.backward()
+        for name, leaf in whole.items():
+            found = sums.get(name, leaf.grad)
+            if found is not None:
+                self.add_gradient(name, Box.full(self.shape(name)), found)
+
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+        if self.autocast is None:
+            return torch.autocast(self.device.type, enabled=False) if self.device.type != "meta" else _nothing()
+        return torch.autocast(self.device.type, self.autocast)
+
+    # -- what islands ask for --------------------------------------------------------------------------------------
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.engine.graph.shape(name)
+
+    def read(self, name: str, box: Box) -> Tensor:
+        if name in self.values:
+            return self.values[name].read(box)
+        tensor = self.tensors[name]
+        found = tensor if box.shape == tuple(tensor.shape) else tensor[box.slices]
+        return found.detach().to(self.device, non_blocking=True)
+
+    def write(self, name: str, box: Box, tile: Tensor) -> None:
+        if name not in self.values:
+            between = name not in self.engine.graph.outputs and len(self.shape(name)) > 2
+            self.values[name] = Whole(self.shape(name), self.engine.schedule.storage if between else Storage.DEVICE)
+        self.values[name].write(box, tile)
+
+    def empty(self, name: str, shape: Sequence[int]) -> Tensor:
+        dtype = getattr(torch, self.engine.graph.type(name).dtype)
+        return torch.empty(tuple(shape), dtype=dtype, device=self.device)
+
+    def fold(self, node: str, part: tuple[Tensor, ...]) -> None:
+        call, op = self.engine.call(node), self.engine.reduction(node)
+        have = self.totals.get(node)
+        self.totals[node] = part if have is None else op.combine(call, have, part)
+
+    def gradient(self, name: str, box: Box | None) -> Tensor | None:
+        found = self.grads.get(name)
+        if found is None or box is None or box.shape == tuple(found.shape):
+            return found
+        return found[box.slices].to(self.device, non_blocking=True)
+
+    def add_gradient(self, name: str, box: Box, grad: Tensor, *, shared: bool = False) -> None:
+        """Add to the gradient of a whole value. `shared`: the caller's tensor must not be written to."""
+        whole = box.shape == self.shape(name)
+        if name not in self.grads:
+            if whole:
+                self.grads[name] = grad.clone() if shared and self._accumulates(name) else grad
+                return
+            place = self.tensors[name].device if name in self.tensors else self.device
+            self.grads[name] = torch.zeros(self.shape(name), dtype=grad.dtype, device=place)
+        target = self.grads[name] if whole else self.grads[name][box.slices]
+        target += grad.to(target.device)
+
+    def _accumulates(self, name: str) -> bool:
+        return bool(self.engine.graph.consumers[name]) or self.engine.graph.outputs.count(name) > 1
+
+    def seed_of(self, node: str) -> int:
+        return self.seed ^ zlib.crc32(node.encode()) << 20
+
+
+@contextlib.contextmanager
+def _nothing() -> Any:
+    yield
+
+
+def _sum_in_single(leaf: Tensor, name: str, sums: dict[str, Tensor]) -> None:
+    """Sum a half precision gradient over tiles in single precision: in bfloat16 the sum itself loses per cents."""
+
+    def add(tensor: Tensor) -> None:
+        assert tensor.grad is not None
+        if name in sums:
+            sums[name] += tensor.grad
+        else:
+            sums[name] = tensor.grad.to(torch.float32)
+        tensor.grad = None
+
+    leaf.register_post_accumulate_grad_hook(add)  # type: ignore[no-untyped-call]

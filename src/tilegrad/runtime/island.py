@@ -1,0 +1,205 @@
+"""An island: the steps of one tile, run on boxes, with or without gradients.
+
+Without gradients each value is dropped after its last step. With gradients autograd keeps what it needs; the island
+then collects roots (what the tile stores or folds) and leaves (what it loaded), and runs backward over itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..errors import InternalError
+from ..ops import Place
+from ..region import Box
+from ..schedule import Compute, Fold, Free, Join, Load, Phase, Step, Store
+from .seam import JoinFunction, OwnedFunction, Seam
+
+if TYPE_CHECKING:
+    from .engine import Session
+
+
+class Island:
+    """The values of one tile while it runs."""
+
+    def __init__(self, session: Session, phase: Phase, tile: tuple[int, ...], whole: dict[str, Tensor], graded: bool):
+        self.session, self.phase, self.tile, self.whole, self.graded = session, phase, tile, whole, graded
+        self.values: dict[str, tuple[Tensor, Box]] = {}
+        self.leaves: list[tuple[str, Box, Tensor]] = []
+        self.roots: list[tuple[Tensor, Tensor]] = []
+        self.saved = _Saved()
+        self.tiling = phase.backward if graded else phase.forward
+
+    def run(self, steps: Sequence[Step]) -> None:
+        for step in steps:
+            match step:
+                case Compute():
+                    self._compute(step)
+                case Free(value=value):
+                    self.values.pop(value, None)
+                case Join():
+                    self._join(step)
+                case Load():
+                    self._load(step)
+                case Store():
+                    self._store(step)
+                case Fold():
+                    self._fold(step)
+
+    def backward(self) -> None:
+        """Gradients of everything the tile loaded, and of the whole values it read."""
+        self.values.clear()
+        self.saved.pending.clear()
+        roots = [(t, g) for t, g in self.roots if t.requires_grad]
+        self.roots = []
+        if roots:
+            torch.autograd.backward([t for t, _ in roots], [g for _, g in roots])
+        for value, box, leaf in self.leaves:
+            if leaf.grad is not None:
+                self._leave_gradient(value, box, leaf.grad)
+        self.leaves = []
+
+    def _leave_gradient(self, value: str, box: Box, grad: Tensor) -> None:
+        assert self.tiling is not None
+        if self.tiling.mode == "gather":  # others answer for the rest of the box
+            share = self.tiling.box("share", value, self.tile)
+            box, grad = share, grad[share.within(box).slices]
+        self.session.add_gradient(value, box, grad)
+
+    def _load(self, step: Load) -> None:
+        tensor = self.session.read(step.value, step.box)
+        if self.graded and step.value in self.session.needs:
+            tensor = tensor.detach().requires_grad_()
+            self.leaves.append((step.value, step.box, tensor))
+        self.values[step.value] = (tensor, step.box)
+
+    def _tensor(self, name: str, box: Box) -> Tensor:
+        """A box of a value that this tile holds."""
+        if name in self.whole:
+            found, have = self.whole[name], Box.full(self.session.shape(name))
+        elif name in self.values:
+            found, have = self.values[name]
+        else:
+            return self.session.empty(name, box.shape)
+        if box == have:
+            return found
+        for dim, (want, side) in enumerate(zip(box, have, strict=True)):
+            if want != side:
+                found = found.narrow(dim, want.lo - side.lo if want.size else 0, want.size)
+        return found
+
+    def _compute(self, step: Compute) -> None:
+        session = self.session
+        call, op = session.engine.call(step.node), session.engine.op(step.node)
+        node = call.node
+        tiles = [
+            self._tensor(name, raw.clip(session.shape(name))) for name, raw in zip(node.reads, step.reads, strict=True)
+        ]
+        place = Place(step.out, step.reads, session.seed_of(node.name) if op.random else 0)
+        out = node.outputs[0]
+        if self.graded and self.tiling is not None and self.tiling.mode == "gather" and out in session.needs:
+            result = self._run_owned(node.reads, tiles, lambda t: op.run(call, t, place), out, step.out)
+        else:
+            result = op.run(call, tiles, place)
+        if result.shape != step.out.shape:
+            raise InternalError(
+                f"a tile of {tuple(result.shape)} where {step.out.shape} was due", where=node.describe()
+            )
+        self.values[out] = (result, step.out)
+
+    def _run_owned(self, names: Sequence[str], tiles: list[Tensor], run: Any, out: str, box: Box) -> Tensor:
+        assert self.tiling is not None
+        whole = [name in self.whole for name in names]
+        if not any(w and t.requires_grad for w, t in zip(whole, tiles, strict=True)):
+            return run(tiles)
+        share = self.tiling.box("share", out, self.tile).within(box)
+        return OwnedFunction.apply(run, whole, share, *tiles)  # type: ignore[no-untyped-call]
+
+    def _join(self, step: Join) -> None:
+        session, number = self.session, self.phase.number
+        own = self.values[step.value][0] if step.value in self.values else None
+        last = self.graded or not session.train
+        received = [session.halos.get((number, step.value, h.axis, self.tile), last=last) for h in step.receives]
+        if self.graded and step.value in session.needs:
+            held = self._join_graded(step, own, received)
+        elif received or own is not None:
+            held = Seam(step, received, lambda _: None, lambda _a, _g: None).assemble(own)
+        else:
+            return
+        self.values[step.value] = (held, step.held)
+        if not self.graded:
+            for halo in step.gives:
+                strip = held[halo.box.within(step.held).slices]
+                session.halos.put((number, step.value, halo.axis, self._after(halo.axis)), strip)
+
+    def _join_graded(self, step: Join, own: Tensor | None, received: list[Tensor]) -> Tensor:
+        session, value = self.session, step.value
+        readers = session.engine.graph.consumers[value]
+        fresh = len(readers) == 1 and session.engine.op(readers[0].name).fresh_gradient
+        seam = Seam(
+            step,
+            received,
+            take=lambda axis: session.halo_grads.pop((value, axis, self._after(axis)), None),
+            leave=lambda axis, grad: session.halo_grads.__setitem__((value, axis, self.tile), grad),
+            fresh=fresh,
+        )
+        held, token = JoinFunction.apply(session.anchor, own, seam)  # type: ignore[no-untyped-call]
+        if own is not None and received:
+            self.saved.adopt(own, held.detach()[step.own.within(step.held).slices])
+        self.roots.append((token, torch.empty_like(token)))
+        return held
+
+    def _after(self, axis: int) -> tuple[int, ...]:
+        return tuple(t + (k == axis) for k, t in enumerate(self.tile))
+
+    def _store(self, step: Store) -> None:
+        tensor = self._tensor(step.value, step.box)
+        if not self.graded:
+            self.session.write(step.value, step.box, tensor)
+        elif (grad := self.session.gradient(step.value, step.box)) is not None:
+            self.roots.append((tensor, grad.to(tensor.dtype)))
+
+    def _fold(self, step: Fold) -> None:
+        session = self.session
+        call, op = session.engine.call(step.node), session.engine.reduction(step.node)
+        value = call.node.inputs[0].value
+        tile = self._tensor(value, step.box)
+        place = Place(Box.full(call.out.shape), (step.box,))
+        if not self.graded:
+            session.fold(step.node, op.partial(call, tile, place))
+            return
+        grad = session.gradient(call.node.outputs[0], None)
+        if grad is not None and tile.requires_grad:
+            result = op.surrogate(call, tile, session.totals[step.node], place)
+            self.roots.append((result, grad.to(result.dtype).reshape(result.shape)))
+
+
+class _Saved:
+    """What autograd saves, behind handles: when a tensor is copied into a held box, the copy is saved instead."""
+
+    def __init__(self) -> None:
+        self.pending: dict[int, list[_Handle]] = {}
+
+    def hooks(self) -> Any:
+        return torch.autograd.graph.saved_tensors_hooks(self._pack, lambda handle: handle.tensor)
+
+    def _pack(self, tensor: Tensor) -> _Handle:
+        handle = _Handle(tensor)
+        if tensor.numel():
+            self.pending.setdefault(tensor.data_ptr(), []).append(handle)
+        return handle
+
+    def adopt(self, own: Tensor, copy: Tensor) -> None:
+        for handle in self.pending.pop(own.data_ptr(), ()) if own.numel() else ():
+            if handle.tensor.shape == copy.shape and handle.tensor.dtype == copy.dtype:
+                handle.tensor = copy
+
+
+class _Handle:
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: Tensor):
+        self.tensor = tensor

@@ -1,0 +1,67 @@
+"""A schedule for people: the plan in a few lines, and the steps of a tile."""
+
+from __future__ import annotations
+
+from ..region import Box
+from ..units import format_bytes, format_sizes
+from .schedule import Phase, Schedule
+from .steps import Compute, Fold, Free, Halo, Join, Load, Step, Store
+
+
+def format_plan(schedule: Schedule) -> str:
+    """What runs, phase by phase, with predicted figures where they are known."""
+    graph = schedule.graph
+    image = format_sizes(graph.shape(graph.inputs[0])) if graph.inputs else "no input"
+    lines = [f"plan for {graph.name} on {image}: {schedule.mode}, {len(schedule.phases)} phases"]
+    lines += [_format_phase(phase) for phase in schedule.phases]
+    lines.append(f"work        {schedule.work:.3f} x one forward pass; in training one more for recompute")
+    lines.append(f"halos       kept on {schedule.storage}")
+    if "peak_bytes" in schedule.predicted:
+        lines.append(
+            f"peak        {format_bytes(schedule.predicted['peak_bytes'])} predicted, beyond what it was given"
+        )
+    return "\n".join(lines)
+
+
+def _format_phase(phase: Phase) -> str:
+    if not phase.tiled:
+        ops = ", ".join(dict.fromkeys(n.op for n in phase.nodes))
+        return f"  {phase.number:>3}  whole   {len(phase.nodes):>4} nodes: {ops}"
+    assert phase.forward is not None
+    last = phase.stores[-1] if phase.stores else phase.folds[-1].inputs[0].value if phase.folds else ""
+    first = phase.forward.box("share", last, (0,) * len(phase.grid)) if last in phase.forward.lines else None
+    tiles = f"{format_sizes(phase.grid)} tiles along {','.join(phase.forward.tiled)}"
+    detail = f" of {last} {first}" if first else f" of {last}"
+    kept = [v for v in phase.stores if v not in phase.graph.outputs]
+    stored = f"; keeps {', '.join(kept)}" if kept else ""
+    folds = f"; folds {', '.join(f.name for f in phase.folds)}" if phase.folds else ""
+    return f"  {phase.number:>3}  {phase.forward.mode:<7} {len(phase.nodes):>4} nodes in {tiles}{detail}{stored}{folds}"
+
+
+def format_steps(phase: Phase, tile: tuple[int, ...], *, backward: bool = False) -> str:
+    """One line per step of a tile."""
+    return "\n".join(_format_step(step) for step in phase.steps(tile, backward=backward))
+
+
+def _format_step(step: Step) -> str:
+    match step:
+        case Load(value=value, box=box):
+            return f"load     {value} {_sides(box)}"
+        case Compute(node=node, out=out):
+            return f"compute  {node} {_sides(out)}"
+        case Join(value=value, held=held, receives=receives, gives=gives):
+            return f"join     {value} {_sides(held)} <- {_halos(receives)} -> {_halos(gives)}"
+        case Store(value=value, box=box):
+            return f"store    {value} {_sides(box)}"
+        case Fold(node=node, box=box):
+            return f"fold     {node} {_sides(box)}"
+        case Free(value=value):
+            return f"free     {value}"
+
+
+def _halos(halos: tuple[Halo, ...]) -> str:
+    return " ".join(_sides(halo.box) for halo in halos) or "-"
+
+
+def _sides(box: Box) -> str:
+    return "[" + " ".join(f"{side.lo}:{side.hi}" for side in box) + "]"

@@ -1,0 +1,85 @@
+"""Bytes and shapes as people write them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tilegrad.errors import InputError
+from tilegrad.units import format_bytes, format_sizes, parse_bytes, parse_sizes
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("4GiB", 4 * 2**30),
+        ("300MB", 300_000_000),
+        ("300 mb", 300_000_000),
+        (" 1.5 KiB ", 1536),
+        ("1.5e9", 1_500_000_000),
+        (".5KB", 500),
+        ("2TiB", 2**41),
+        ("7", 7),
+        ("7B", 7),
+        (4096, 4096),
+        (4e9, 4_000_000_000),
+        (2**62 + 1, 2**62 + 1),
+    ],
+)
+def test_parse_bytes(text: str | float, count: int) -> None:
+    assert parse_bytes(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "4 GiB more", "4XB", "1,5GB", "-3MB", "nan", "inf", "0x10", "٤GB", "4e-2GB"])
+def test_what_is_not_a_size(text: str) -> None:
+    with pytest.raises(InputError, match="is not a number of bytes") as caught:
+        parse_bytes(text)
+    assert caught.value.hint is not None and "4GiB" in caught.value.hint
+
+
+@pytest.mark.parametrize("size", [0, -1, "0", "0.4", "1e400", 2**63, 10**400, float("nan"), float("inf"), "9" * 5000])
+def test_impossible_sizes(size: str | float) -> None:
+    with pytest.raises(InputError, match="is not possible"):
+        parse_bytes(size)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0B"),
+        (1023, "1023B"),
+        (1024, "1.00KiB"),
+        (2**31, "2.00GiB"),
+        (1000 * 1024, "1000KiB"),
+        (2**20 - 1, "1024KiB"),
+        (int(12.34 * 2**20), "12.3MiB"),
+        (2**60, "1048576TiB"),
+        (-(2**31), "-2.00GiB"),
+    ],
+)
+def test_format_bytes(count: int, text: str) -> None:
+    assert format_bytes(count) == text
+
+
+@given(st.integers(1, 2**62))
+def test_what_is_written_can_be_read(count: int) -> None:
+    """Three figures are kept: half a unit of the third is one in two hundred."""
+    assert abs(parse_bytes(format_bytes(count)) - count) <= count / 200
+
+
+@given(st.lists(st.integers(1, 10**12 - 1), min_size=1, max_size=6).map(tuple))
+def test_sizes_round_trip(sizes: tuple[int, ...]) -> None:
+    assert parse_sizes(format_sizes(sizes)) == sizes
+
+
+@pytest.mark.parametrize("text", ["1x3x64x64", "1,3,64,64", "1, 3, 64, 64", " 1X3×64x64 "])
+def test_ways_to_write_a_shape(text: str) -> None:
+    assert parse_sizes(text) == (1, 3, 64, 64)
+
+
+@pytest.mark.parametrize("text", ["", "x", "1x", "1xx2", "0x3", "-1x3", "1.5x2", "3 4", "1x" + "9" * 5000, "٣x٣"])
+def test_what_is_not_a_shape(text: str) -> None:
+    with pytest.raises(InputError, match="is not a grid") as caught:
+        parse_sizes(text, "grid")
+    assert "1x3x512x512" in str(caught.value)
