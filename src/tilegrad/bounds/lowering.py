@@ -21,27 +21,34 @@ def lower_graph(graph: Graph) -> Graph:
     for value in graph.values:
         if not value.kind.computed:
             build.values[value.name] = value
-    for node in graph.nodes:
-        node = _rename(node, renamed)
+    for original in graph.nodes:
+        node = _rename(original, renamed)
         build.source, build.prefix = node.source, f"{node.name}."
         call = Call(node, tuple(map(build.type, node.reads)), tuple(map(graph.type, node.outputs)))
-        first = node.inputs[0].value if node.inputs else ""
-        original = graph.node[node.name].inputs[0].value if node.inputs else ""
-        tiled = tuple(axes.dims[original].values()) if first else ()
+        tiled = tuple(axes.dims[original.reads[0]].values()) if original.inputs else ()
         found = find(node).lower(call, build, tiled)
         if found is not None:
             renamed[node.outputs[0]] = found
-            continue
-        if isinstance(find(node), Reduction) and not build.values[first].kind.computed:
-            # a fold accumulates what a walk makes, so an input is first taken into the walk
-            alias = build.emit("alias", [("self", first)], build.type(first), target="aten.alias.default")
-            node = replace(node, inputs=(Input(node.inputs[0].arg, alias), *node.inputs[1:]))
-        build.values[node.outputs[0]] = graph.value[node.outputs[0]]
-        build.nodes.append(node)
+        else:
+            build.values[node.outputs[0]] = graph.value[node.outputs[0]]
+            build.nodes.append(node)
+    _take_inputs_in(build)
     build.updates += [(old, renamed.get(new, new)) for old, new in graph.updates]
     lowered = build.graph([renamed.get(name, name) for name in graph.outputs])
     check_graph(lowered)
     return lowered
+
+
+def _take_inputs_in(build: Build) -> None:
+    """A fold accumulates what a walk makes, so an input that is folded is first taken into the walk."""
+    nodes, build.nodes = build.nodes, []
+    for node in nodes:
+        first = node.inputs[0].value if node.inputs else ""
+        if isinstance(find(node), Reduction) and not build.values[first].kind.computed:
+            build.source, build.prefix = node.source, f"{node.name}."
+            alias = build.emit("alias", [("self", first)], build.type(first), target="aten.alias.default")
+            node = replace(node, inputs=(Input(node.inputs[0].arg, alias), *node.inputs[1:]))
+        build.nodes.append(node)
 
 
 def _rename(node: Node, renamed: dict[str, str]) -> Node:
