@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,11 +14,11 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from .bounds import MODES, image_axes, lower_graph
+from .budget import Search, fit_budget
 from .errors import GridError, InputError, TilegradError
 from .importers import Captured, export_module
 from .ir import Graph, Kind
-from .planners import plan_plain, plan_tiles
-from .runtime import Engine, Session
+from .runtime import Engine, Session, plain_bytes
 from .schedule import Schedule, Storage, check_schedule, format_plan
 from .units import parse_bytes
 
@@ -33,8 +34,9 @@ def tile(
 ) -> TiledModule:
     """Wrap `module` so that it runs tile by tile: same parameters, same outputs, same gradients, less memory.
 
-    tile: elements of the input per tile, one number or one per axis; `budget`: bytes ("4GiB") that a step may use
-    beyond parameters, their gradients and the inputs, from which the largest tile that fits is found.
+    tile: elements of the input per tile, one number or one per axis.
+    budget: device bytes ("4GiB") that a step may use in all: parameters, their gradients, inputs on the device and
+    everything in between (not the optimizer's state). The largest tile that is predicted to fit is used.
     axes: what to cut, among "n", "d", "h", "w" (default: the image's axes).
     mode: "stream", "scatter", "gather", "none", or "auto" (stream). halos: kept on "device", "host" or "disk".
     """
@@ -71,18 +73,31 @@ class Options:
             Storage(halos) if halos != "auto" else None,
         )
 
+    def cut_axes(self, graph: Graph) -> tuple[str, ...]:
+        return self.axes or tuple(image_axes(graph))
+
     def sizes(self, graph: Graph) -> dict[str, int] | None:
         """Tile size per axis, or None where only a budget is given."""
-        axes = self.axes or tuple(image_axes(graph))
+        axes = self.cut_axes(graph)
         if self.tile is None:
             return None
         if isinstance(self.tile, int):
             return dict.fromkeys(axes, self.tile)
         if isinstance(self.tile[0], tuple):
-            return dict(self.tile)  # type: ignore[arg-type]
+            return dict(self.tile)
         if len(self.tile) != len(axes):
             raise GridError(f"{len(self.tile)} tile sizes for {len(axes)} axes ({', '.join(axes)})")
-        return dict(zip(axes, self.tile, strict=True))  # type: ignore[arg-type]
+        return dict(zip(axes, self.tile, strict=True))
+
+
+@dataclass
+class _State:
+    """What a tiled module knows besides parameters: kept out of torch's registries."""
+
+    module: nn.Module
+    options: Options
+    plans: dict[Any, _Runner] = field(default_factory=dict)
+    last: _Runner | None = None
 
 
 class TiledModule(nn.Module):
@@ -95,11 +110,24 @@ class TiledModule(nn.Module):
         # The very same dictionaries: one set of parameters, buffers and children under unchanged names.
         for part in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             self.__dict__[part] = module.__dict__[part]
-        self.__dict__["module"] = module
-        self.__dict__["options"] = options
-        self.__dict__["_plans"] = {}
-        self.__dict__["_last"] = None
+        self.__dict__["_state"] = _State(module, options)
         self.training = module.training
+
+    @property
+    def module(self) -> nn.Module:
+        """The module as it was given."""
+        return self._state.module
+
+    @property
+    def options(self) -> Options:
+        return self._state.options
+
+    def __getattr__(self, name: str) -> Any:
+        """Anything the wrapped module has, such as `model.features`."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["_state"].module, name)
 
     def train(self, mode: bool = True) -> TiledModule:
         super().train(mode)
@@ -118,31 +146,36 @@ class TiledModule(nn.Module):
     @property
     def plan(self) -> Plan:
         """The plan of the last call."""
-        if self._last is None:
+        if self._state.last is None:
             raise InputError("nothing is planned yet", hint="call the module once, or use .plan_for(*inputs)")
-        return Plan(self._last.engine.schedule)
+        return Plan(self._state.last.schedule)
 
     def plan_for(self, *inputs: Any, **kwargs: Any) -> Plan:
         """Plan for inputs (tensors, or shapes) without running anything."""
         flat, _ = pytree.tree_flatten((inputs, kwargs), is_leaf=_is_shape)
-        self.__dict__["_last"] = self._runner(flat, inputs, kwargs)
+        self._state.last = self._runner(flat, inputs, kwargs)
         return self.plan
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_exporting():
             return self.module(*args, **kwargs)
         flat, _ = pytree.tree_flatten((args, kwargs))
-        runner = self._runner(flat, args, kwargs)
-        self.__dict__["_last"] = runner
+        runner = self._state.last = self._runner(flat, args, kwargs)
+        if runner.schedule.mode == "none":
+            return self.module(*args, **kwargs)  # it fits as it is
         return runner(self.module, flat)
 
     def _runner(self, flat: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Runner:
         self.module.training = self.training
         key = _key(self.module, flat)
-        if key not in self._plans:
-            self._plans[key] = _Runner(export_module(self.module, args, kwargs), self.options)
-        found: _Runner = self._plans[key]
-        return found
+        plans = self._state.plans
+        if key not in plans:
+            graded = [isinstance(x, Tensor) and x.requires_grad for x in flat]
+            captured = export_module(self.module, args, kwargs)
+            train = torch.is_grad_enabled()
+            plain = partial(plain_bytes, self.module, args, kwargs, train=train)
+            plans[key] = _Runner(captured, self.options, self.module, graded if train else None, plain)
+        return plans[key]
 
 
 @dataclass(frozen=True)
@@ -161,20 +194,32 @@ def _is_shape(item: Any) -> bool:
 
 def _key(module: nn.Module, flat: Sequence[Any]) -> Any:
     """What a plan depends on: inputs' types, train or eval of every part, parameters' types and devices."""
-    inputs = tuple((tuple(x.shape), x.dtype) if isinstance(x, Tensor) else repr(x) for x in flat)
-    parameters = tuple((p.dtype, p.device, p.shape) for p in module.parameters())
-    return inputs, tuple(m.training for m in module.modules()), parameters
+    inputs = tuple((tuple(x.shape), x.dtype, x.requires_grad) if isinstance(x, Tensor) else repr(x) for x in flat)
+    parameters = tuple((p.dtype, p.device, p.shape, p.requires_grad) for p in module.parameters())
+    return inputs, tuple(m.training for m in module.modules()), parameters, torch.is_grad_enabled()
 
 
 class _Runner:
     """A planned input shape: binds tensors to the graph's values and runs sessions."""
 
-    def __init__(self, captured: Captured, options: Options):
+    def __init__(
+        self,
+        captured: Captured,
+        options: Options,
+        module: nn.Module,
+        graded: Sequence[bool] | None,
+        plain: Callable[[], int],
+    ):
         self.captured = captured
+        self.user_inputs = list(captured.program.graph_signature.user_inputs)
         graph = lower_graph(captured.graph)
-        self.engine = Engine(make_schedule(graph, options))
-        signature = captured.program.graph_signature
-        self.user_inputs = list(signature.user_inputs)
+        wanted: set[str] = set()
+        if graded is not None:
+            named = dict(module.named_parameters(remove_duplicate=False))
+            wanted |= {str(name) for name, needed in zip(self.user_inputs, graded, strict=True) if needed}
+            wanted |= {v.name for v in graph.of_kind(Kind.PARAMETER) if named[str(v.target)].requires_grad}
+        self.schedule = make_schedule(graph, options, sorted(wanted), plain)
+        self.engine = Engine(self.schedule)
 
     def __call__(self, module: nn.Module, flat: Sequence[Any]) -> Any:
         tensors = self._bind(module, flat)
@@ -199,7 +244,9 @@ class _Runner:
 
     def _bind(self, module: nn.Module, flat: Sequence[Any]) -> dict[str, Tensor]:
         graph = self.engine.graph
-        named = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
+        named = dict(module.named_parameters(remove_duplicate=False)) | dict(
+            module.named_buffers(remove_duplicate=False)
+        )
         constants = self.captured.constants
         inputs = dict(zip(self.user_inputs, flat, strict=True))
         found: dict[str, Tensor] = {}
@@ -257,12 +304,18 @@ def _update(session: Session, updates: Sequence[tuple[str, Tensor]]) -> None:
             session.tensors[name].copy_(value)
 
 
-def make_schedule(graph: Graph, options: Options) -> Schedule:
-    """The schedule that the options ask for."""
+def make_schedule(graph: Graph, options: Options, graded: Sequence[str], plain: Callable[[], int]) -> Schedule:
+    """The schedule that the options ask for. `graded`: the outside values that need a gradient; `plain`: what plain
+    execution allocates."""
     mode = "stream" if options.mode == "auto" else options.mode
     sizes = options.sizes(graph)
-    if mode == "none" or not sizes:
-        return plan_plain(graph)
-    schedule = plan_tiles(graph, mode, sizes, options.storage or Storage.DEVICE)
+    search = Search(graph, options.cut_axes(graph), mode, tuple(graded), bool(graded), plain)
+    if mode == "none" or (sizes is None and options.budget is None):
+        return search.plain().planned
+    if sizes is not None:
+        schedule = search.tiled(sizes, options.storage or Storage.DEVICE).planned
+    else:
+        assert options.budget is not None
+        schedule = fit_budget(search, options.budget, [options.storage] if options.storage else list(Storage))
     check_schedule(schedule)
     return schedule

@@ -31,7 +31,9 @@ def test_parse_bytes(text: str | float, count: int) -> None:
     assert parse_bytes(text) == count
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "4 GiB more", "4XB", "1,5GB", "-3MB", "nan", "inf", "0x10", "٤GB", "4e-2GB"])
+@pytest.mark.parametrize(
+    "text", ["", "GiB", "4 GiB more", "4XB", "1,5GB", "-3MB", "nan", "inf", "0x10", "٤GB", "4e-2GB"]
+)
 def test_what_is_not_a_size(text: str) -> None:
     with pytest.raises(InputError, match="is not a number of bytes") as caught:
         parse_bytes(text)

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from .. import __version__
 from ..errors import TilegradError
-from . import tiles
+from . import tiles, verify
 
-COMMANDS = (tiles,)
+COMMANDS = (tiles, verify)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

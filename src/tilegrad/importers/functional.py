@@ -15,10 +15,16 @@ from ..errors import CaptureError
 from ..ir import Build, Kind, TensorType
 
 FxNode = torch.fx.Node
-_RESHAPES = {"view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "_unsafe_view", "alias", "detach"}
-_VIEWS = _RESHAPES | {"select", "slice", "permute", "transpose", "t", "expand", "movedim", "narrow"}
+Recipe = tuple[Any, list[tuple[str, str]], dict[str, Any], TensorType]  # how to take a view again
+_SAME = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"}  # out of training: their input itself
+# Views that keep all elements in their order, so that a write into them is a write into their base, reshaped.
+_RESHAPES = _SAME | {
+    "view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "_unsafe_view", "view_as", "reshape_as", "alias",
+    "detach", "to", "contiguous", "type_as", "lift_fresh",
+}  # fmt: skip
+_PIECES = {"split", "split_with_sizes", "chunk", "tensor_split", "unsafe_split", "unsafe_chunk", "narrow"}
 # In-place forms whose pure form has another name.
-_PURE = {"zero_": "zeros_like", "fill_": "full_like"}
+_PURE = {"zero_": "zeros_like", "fill_": "full_like", "__iand__": "__and__", "__ior__": "__or__", "__ixor__": "__xor__"}
 
 
 class Aliases:
@@ -28,7 +34,7 @@ class Aliases:
         self.build = build
         self.names: dict[FxNode, str] = {}
         self.base: dict[FxNode, FxNode] = {}  # view -> what it is a view of
-        self.recipe: dict[FxNode, tuple[Any, list[tuple[str, str]], dict[str, Any], TensorType]] = {}
+        self.recipe: dict[FxNode, Recipe] = {}
         self.stale: set[FxNode] = set()
         self.written: dict[str, FxNode] = {}  # outside values that were written to
 
@@ -37,7 +43,11 @@ class Aliases:
 
     def value(self, node: FxNode) -> str:
         if node not in self.names:
-            raise CaptureError(f"'{node.name}' is used but gives no tensor", where=str(self.build.source))
+            raise CaptureError(
+                f"the model uses '{node.name}', which is not a tensor but depends on one",
+                where=str(self.build.source),
+                hint="keep it a tensor: no .item() or .tolist() in forward",
+            )
         if node in self.stale:
             self.stale.discard(node)
             base = self.value(self.base[node])
@@ -53,14 +63,19 @@ class Aliases:
         self, node: FxNode, target: Any, inputs: list[tuple[str, str]], attrs: dict[str, Any], type_: TensorType
     ) -> None:
         """Add a call; where it writes in place, let everyone who shares the memory see it."""
-        name = _base_name(target)
-        if not (name.endswith("_") and not name.startswith("__") and target._schema.is_mutable):
-            self.names[node] = self.build.emit(name, inputs, type_, attrs, str(target), node.name)
-            first = node.args[0] if node.args else None
-            if name in _VIEWS and isinstance(first, FxNode):
-                self.base[node], self.recipe[node] = first, (target, inputs, attrs, type_)
-            return
-        self._in_place(node, target, inputs, attrs, type_)
+        if target._schema.is_mutable:
+            self._in_place(node, target, inputs, attrs, type_)
+        else:
+            self.names[node] = self.build.emit(_base_name(target), inputs, type_, attrs, str(target), node.name)
+            self.view(node, node.args[0] if node.args else None, (target, inputs, attrs, type_))
+
+    def view(self, node: FxNode, base: Any, recipe: Recipe) -> None:
+        """Remember that `node` shares the memory of `base`, if it does."""
+        name = _base_name(recipe[0])
+        asleep = name in _SAME and not recipe[2].get("train")
+        shared = isinstance(base, FxNode) and _storage(node) == _storage(base) and name != "lift_fresh_copy"
+        if asleep or shared:
+            self.base[node], self.recipe[node] = base, recipe
 
     def _in_place(
         self, node: FxNode, target: Any, inputs: list[tuple[str, str]], attrs: dict[str, Any], type_: TensorType
@@ -69,7 +84,8 @@ class Aliases:
         if name == "copy_":
             new = self._copy(inputs, type_)
         else:
-            pure, overload = _PURE.get(name, name[:-1]), "default" if name in _PURE else overload
+            pure = _PURE.get(name, name[:-1])
+            overload = "default" if pure.endswith("_like") else overload
             if name == "fill_" and len(inputs) > 1:  # filled with a scalar tensor
                 new = self._copy(inputs, type_)
             else:
@@ -122,11 +138,11 @@ class Aliases:
         target, _, attrs, _ = self.recipe[view]
         name, base = _base_name(target), self.value(parent)
         type_ = self.build.type(base)
-        if name in ("select", "slice"):
-            op = f"{name}_scatter"
-            overload = "int" if name == "select" else "default"
-            overload = overload if hasattr(getattr(torch.ops.aten, op), overload) else "default"
-            return self.build.emit(op, [("self", base), ("src", new)], type_, attrs, f"aten.{op}.{overload}")
+        if name in _PIECES:
+            name, attrs = "slice", {k: attrs[k] for k in ("dim", "start")} | {"end": attrs["start"] + attrs["length"]}
+        if name in ("select", "slice", "unbind"):
+            op = f"{name}_scatter".replace("unbind", "select")
+            return self.build.emit(op, [("self", base), ("src", new)], type_, attrs, f"aten.{op}.default")
         if name in _RESHAPES:
             shape = {"size": list(type_.shape)}
             return self.build.emit("view", [("self", new)], type_, shape, "aten.view.default")
@@ -146,6 +162,12 @@ class Aliases:
             where=str(self.build.source),
             hint="write the result to a new tensor (torch.cat, torch.where)",
         )
+
+
+def _storage(node: FxNode) -> int | None:
+    """Which memory a traced tensor lies in: views share it, on fake tensors too."""
+    value = node.meta.get("val")
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
 
 
 def _base_name(target: Any) -> str:

@@ -8,6 +8,7 @@ node of its own, and every node keeps the module path and the line of the user's
 from __future__ import annotations
 
 import operator
+import os
 import re
 import traceback
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
@@ -26,7 +27,7 @@ from ..ir import Build, Graph, Kind, Source, TensorType, check_graph
 from ..ops import aten
 from .functional import Aliases
 
-_TORCH = str(Path(torch.__file__).parent)
+_TORCH = str(Path(torch.__file__).parent) + os.sep
 _OURS = str(Path(__file__).parent.parent)
 _SPLITS = {"split", "split_with_sizes", "chunk", "tensor_split", "unsafe_split", "unsafe_chunk"}
 _KINDS = {
@@ -66,8 +67,8 @@ def capture(module: nn.Module, *inputs: Any) -> Graph:
 
 def export_module(module: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Captured:
     """Capture for execution: the graph, torch's program, and how outputs are put together."""
-    fakes, keywords = _fake_inputs(module, inputs, dict(kwargs or {}))
     try:
+        fakes, keywords = _fake_inputs(module, inputs, dict(kwargs or {}))
         program = torch.export.export(module, fakes, keywords)
     except TilegradError:
         raise
@@ -117,9 +118,7 @@ class _Importer:
                 self._call(node)
             elif node.op == "output":
                 outputs = tuple(self._outputs(node))
-            else:
-                raise CaptureError(f"torch.export gave a node of kind '{node.op}'", where=str(self.build.source))
-        return self._finish(outputs)
+        return self._finish(outputs)  # what is left are parts of control flow, refused where it is called
 
     def _placeholder(self, node: torch.fx.Node, spec: Any) -> None:
         value = node.meta.get("val")
@@ -127,7 +126,13 @@ class _Importer:
             return  # a number or None: torch.export has already put it where it is used
         if spec.kind not in _KINDS:
             raise CaptureError(f"inputs of kind {spec.kind} are not supported", where=node.name)
-        name = self.build.value(node.name, _type(value), _KINDS[spec.kind], spec.target)
+        if isinstance(self.program.constants.get(spec.target), FakeTensor):
+            raise CaptureError(
+                "the model makes a tensor behind the back of torch.export",
+                where=str(source_of(next(iter(node.users), node))),
+                hint="detach() instead of .data, and no numpy in forward",
+            )
+        name = self.build.value(node.name, self._type(value), _KINDS[spec.kind], spec.target)
         self.aliases.define(node, name)
 
     def _call(self, node: torch.fx.Node) -> None:
@@ -138,7 +143,7 @@ class _Importer:
         if not isinstance(target, torch._ops.OpOverload):
             raise CaptureError(
                 f"the model uses '{target}', which is not a plain tensor operator",
-                where=str(self.build.source),
+                where=self._first_line(node),
                 hint="move torch.no_grad, autocast or control flow blocks out of forward",
             )
         result = node.meta.get("val")
@@ -146,7 +151,13 @@ class _Importer:
             self.several[node] = [tuple(t.shape) if isinstance(t, Tensor) else () for t in result]
         elif isinstance(result, Tensor):
             inputs, attrs = self._arguments(node, target)
-            self.aliases.call(node, target, inputs, attrs, _type(result))
+            self.aliases.call(node, target, inputs, attrs, self._type(result))
+
+    def _first_line(self, node: torch.fx.Node) -> str:
+        """Where a block of control flow was written: torch.export remembers lines only for what is inside it."""
+        blocks = [n.target for n in node.all_input_nodes if n.op == "get_attr" and isinstance(n.target, str)]
+        inside = [n for name in blocks for n in getattr(self.program.graph_module, name).graph.nodes]
+        return next((where for n in (node, *inside) if (where := str(source_of(n)))), "")
 
     def _getitem(self, node: torch.fx.Node) -> None:
         call, index = node.args
@@ -165,8 +176,9 @@ class _Importer:
             attrs = {"dim": int(attrs.get("dim") or 0), "index": index}
         else:
             attrs |= {"output": index}
-        name = self.build.emit(base, inputs, _type(node.meta["val"]), attrs, str(target), node.name)
-        self.aliases.define(node, name)
+        type_ = self._type(node.meta["val"])
+        self.aliases.define(node, self.build.emit(base, inputs, type_, attrs, str(target), node.name))
+        self.aliases.view(node, call.args[0], (target, inputs, attrs, type_))
 
     def _arguments(
         self, node: torch.fx.Node, target: torch._ops.OpOverload
@@ -180,10 +192,24 @@ class _Importer:
             if isinstance(item, torch.fx.Node):
                 inputs.append((name, self.aliases.value(item)))
             elif isinstance(item, list | tuple) and any(isinstance(each, torch.fx.Node) for each in item):
-                inputs += [(f"{name}.{k}", self.aliases.value(each)) for k, each in enumerate(item)]
+                # some may be None: x[:, index] is index(x, [None, index])
+                given_at = [(k, each) for k, each in enumerate(item) if isinstance(each, torch.fx.Node)]
+                inputs += [(f"{name}.{k}", self.aliases.value(each)) for k, each in given_at]
             else:
                 attrs[name] = self._encode(item)
         return inputs, attrs
+
+    def _type(self, tensor: Tensor) -> TensorType:
+        where = str(self.build.source)
+        if tensor.layout is not torch.strided:
+            raise CaptureError("the model makes a sparse tensor", where=where, hint="dense tensors only")
+        if not all(isinstance(n, int) for n in tensor.shape):
+            raise CaptureError(
+                "the model makes a tensor whose shape depends on the content of another",
+                where=where,
+                hint="torch.where instead of indexing by a mask, or keep this part outside the wrapped module",
+            )
+        return TensorType(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
 
     def _encode(self, item: Any) -> Any:
         try:
@@ -211,16 +237,12 @@ class _Constant:
     item: Any
 
 
-def _type(tensor: Tensor) -> TensorType:
-    return TensorType(tuple(int(n) for n in tensor.shape), str(tensor.dtype).removeprefix("torch."))
-
-
 def source_of(node: torch.fx.Node) -> Source:
     """Module path and line of the user's code, from what torch.export remembers."""
     stack = node.meta.get("nn_module_stack") or {}
     path = next((path for path, _ in reversed(list(stack.values()))), "")
     frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
-    users = [(file, line) for file, line in frames if not file.startswith(_TORCH)]
+    users = [(file, line) for file, line in frames if not file.startswith((_TORCH, "<"))]
     return Source(path, f"{Path(users[-1][0]).name}:{users[-1][1]}" if users else "")
 
 

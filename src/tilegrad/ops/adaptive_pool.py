@@ -32,7 +32,7 @@ class _Adaptive(Reduction):
         n, m = call.inputs[0].shape[dim], call.out.shape[dim]
         tile = place.reads[0][dim].clip(n)
         window = Adaptive(n, m)
-        return [window.reads(o, o + 1).meet(tile).shift(-tile.lo) for o in range(*place.out[dim])]
+        return [window.reads(o, o + 1).shift(-tile.lo).clip(tile.size) for o in range(*place.out[dim])]
 
     def sizes(self, call: Call, place: Place, dim: int) -> list[int]:
         window = Adaptive(call.inputs[0].shape[dim], call.out.shape[dim])
@@ -55,7 +55,7 @@ class AdaptiveAvg(_Adaptive):
     def partial(self, call: Call, tile: Tensor, place: Place) -> tuple[Tensor, ...]:
         total = tile.to(torch.float32) if tile.dtype in (torch.float16, torch.bfloat16) else tile
         for dim in range(tile.dim() - self.spatial, tile.dim()):
-            total = torch.stack([total.narrow(dim, *_span(b)).sum(dim) for b in self.bins(call, place, dim)], dim)
+            total = torch.stack([total.narrow(dim, b.lo, b.size).sum(dim) for b in self.bins(call, place, dim)], dim)
         return (total,)
 
     def finish(self, call: Call, total: tuple[Tensor, ...], place: Place | None = None) -> Tensor:
@@ -97,7 +97,7 @@ class AdaptiveMax(_Adaptive):
         for cell in product(*(self.bins(call, place, dim) for dim in axes)):
             part = tile
             for dim, span in zip(axes, cell, strict=True):
-                part = part.narrow(dim, *_span(span))
+                part = part.narrow(dim, span.lo, span.size)
             best, at = self._first(call, part, cell, image, place)
             values.append(best)
             places.append(at)
@@ -144,7 +144,3 @@ class AdaptiveMax(_Adaptive):
         yield Sample(lambda x: F.adaptive_max_pool2d(x, 1), ((2, 3, 9, 7),), "global")
         yield Sample(lambda x: F.adaptive_max_pool2d(x, (4, 3)), ((1, 3, 9, 8),), "local")
         yield Sample(lambda x: F.adaptive_max_pool2d(x, (2, 3)), ((1, 2, 19, 25),), "bins")
-
-
-def _span(part: Interval) -> tuple[int, int]:
-    return max(0, part.lo), part.size

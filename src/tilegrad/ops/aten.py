@@ -53,11 +53,13 @@ def overload(target: str) -> Any:
 def call(node: Node, tensors: Sequence[Tensor], **replace: Any) -> Any:
     """Run the node's own operator. `replace` overrides attributes (a shape, say, that depends on the tile)."""
     kwargs: dict[str, Any] = {name: decode(value) for name, value in node.attrs.items()}
-    lists: dict[str, list[Tensor]] = {}
+    lists: dict[str, list[Tensor | None]] = {}
     for slot, tensor in zip(node.inputs, tensors, strict=True):
         base, _, place = slot.arg.partition(".")
         if place:
-            lists.setdefault(base, []).append(tensor)
+            found = lists.setdefault(base, [])
+            found += [None] * (int(place) - len(found))  # what was left out: x[:, index]
+            found.append(tensor)
         else:
             kwargs[base] = tensor
     pick = kwargs.pop("output", None)  # which result of an operator that has several

@@ -8,18 +8,19 @@ import torch
 from torch import Tensor
 
 from . import aten
-from .base import Call, Op, Place, Reads, Sample, whole
+from .base import Call, Op, Place, Reads, Sample, pointwise, whole
 from .registry import op
 
 
 @op("zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
 class Fill(Op):
-    """Depends on no input's content, so nothing of it is read through a window: any box can be made anywhere."""
+    """Depends on no input's content: any box can be made anywhere. The `_like` forms are where their input is."""
 
     saves = ()
 
     def reads(self, call: Call) -> Reads | None:
-        return () if not call.inputs else tuple(whole(t.shape) for t in call.inputs)
+        like = call.node.op.endswith("_like")
+        return tuple(pointwise(t.shape, call.out.shape) if like else whole(t.shape) for t in call.inputs)
 
     def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
         value = aten.decode(call.attr("fill_value", 1.0 if "ones" in call.node.op else 0.0))

@@ -48,7 +48,7 @@ class ElementwiseLoss(_Loss):
             return None
         each = self.unreduced(call, build, _shape_of_map(call))
         name = "mean" if reduction == MEAN else "sum"
-        return build.emit(name, [("self", each)], call.out, {"dim": None}, f"aten.{name}.default")
+        return build.emit(name, [("self", each)], call.out, {}, f"aten.{name}.default")
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -89,7 +89,7 @@ class ClassLoss(_Loss):
         if reduction == NONE or len(shape) < 2:
             return None
         each = self.unreduced(call, build, (shape[0], *shape[2:]))
-        total = build.emit("sum", [("self", each)], call.out, {"dim": None}, "aten.sum.default")
+        total = build.emit("sum", [("self", each)], call.out, {}, "aten.sum.default")
         if reduction != MEAN:
             return total
         if self._dense_target(call):
@@ -99,7 +99,7 @@ class ClassLoss(_Loss):
         slots = [("target", call.node.inputs[1].value)] + ([("weight", weight)] if weight else [])
         attrs = {"ignore_index": call.attr("ignore_index", -100)}
         shares = build.emit("class_weight", slots, build.type(each), attrs)
-        share = build.emit("sum", [("self", shares)], call.out, {"dim": None}, "aten.sum.default")
+        share = build.emit("sum", [("self", shares)], call.out, {}, "aten.sum.default")
         return build.emit("div", [("self", total), ("other", share)], call.out, {}, "aten.div.Tensor")
 
     @classmethod
@@ -110,7 +110,7 @@ class ClassLoss(_Loss):
         yield Sample(
             lambda x, y: F.cross_entropy(x, y, label_smoothing=0.25, reduction="sum"), shapes, "smooth", (1,), 4
         )
-        yield Sample(lambda x, y: F.cross_entropy(x, y, torch.tensor([1.0, 2, 3, 4])), shapes, "weights", (1,), 4)
+        yield Sample(lambda x, y, w: F.cross_entropy(x, y, w.abs() + 1), (*shapes, (4,)), "weights", (1,), 4)
         yield Sample(lambda x, y: F.cross_entropy(x, y, reduction="none"), shapes, "map", (1,), 4)
         yield Sample(lambda x, y: F.nll_loss(x.log_softmax(1), y), shapes, "nll", (1,), 4)
         yield Sample(lambda x, y: F.cross_entropy(x, y.softmax(1)), ((2, 4, 5, 6), (2, 4, 5, 6)), "probabilities")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..ir import Build, TensorType
-from .base import Call, Op, Place, Reads, Reduction, Sample, along
+from .base import Call, Op, Place, Reads, Reduction, Sample, along, pointwise
 from .registry import op
 
 LOW = (torch.float16, torch.bfloat16)
@@ -31,7 +31,8 @@ class Sum(_Fold):
     saves = ()
 
     def partial(self, call: Call, tile: Tensor, place: Place) -> tuple[Tensor, ...]:
-        dtype = torch.float32 if tile.dtype in LOW else None
+        dtype = getattr(torch, call.out.dtype)
+        dtype = torch.float32 if dtype in LOW else dtype
         return (tile.sum(call.dims(), keepdim=self.keep(call), dtype=dtype),)
 
     def finish(self, call: Call, total: tuple[Tensor, ...]) -> Tensor:
@@ -56,10 +57,12 @@ class Extreme(_Fold):
     saves = ("inputs", "result")
 
     def reads(self, call: Call) -> Reads | None:
-        return None if len(call.inputs) > 1 else super().reads(call)
+        if len(call.inputs) > 1:  # of two tensors, element by element
+            return tuple(pointwise(t.shape, call.out.shape) for t in call.inputs)
+        return super().reads(call)
 
     def foldable(self, call: Call) -> bool:
-        return call.attr("output") is None  # the forms with indices pick one winner: whole
+        return len(call.inputs) == 1 and call.attr("output") is None  # the forms with indices pick one winner: whole
 
     def _best(self, call: Call, x: Tensor) -> Tensor:
         best = torch.amax if "max" in call.node.op else torch.amin

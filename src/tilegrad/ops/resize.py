@@ -51,8 +51,11 @@ class Upsample(Op):
         fast = self._fast(call, x)
         for a, window in enumerate(self.windows(call)):
             dim = x.dim() - self.spatial + a
-            if window.n != window.n_out or not (window.scale in (None, 1.0) or self._copies(window, x)):
-                x = _resize(x, dim, window, place.out[dim], place.origin(call, 0, dim), fast)
+            out, origin = place.out[dim], place.origin(call, 0, dim)
+            if window.n == window.n_out and (window.scale in (None, 1.0) or self._copies(window, x)):
+                x = x.narrow(dim, out.lo - origin, out.size)  # every output is its own input
+            else:
+                x = _resize(x, dim, window, out, origin, fast)
         return x
 
     @staticmethod
@@ -125,9 +128,10 @@ def _step(window: Resize, real: torch.dtype) -> Tensor:
 
 def _nearest(window: Resize, out: Interval, real: torch.dtype, fast: bool) -> Tensor:
     """The index that torch picks; all is single precision in its fast kernels, and in the others at the last moment."""
-    at = torch.arange(out.lo, out.hi)
+    index = torch.arange(out.lo, out.hi)
     if fast and window.mode == "nearest" and window.n_out in (window.n, 2 * window.n):
-        return at // (window.n_out // window.n)
+        return index // (window.n_out // window.n)
+    at = index.double()
     step = _step(window, torch.float32 if fast else real).double()
     if window.mode == "nearest":
         source = at * step

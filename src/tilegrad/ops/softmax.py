@@ -16,6 +16,8 @@ class AlongOne(Op):
     saves = ("result",)
 
     def reads(self, call: Call) -> Reads | None:
+        if call.node.op == "roll" and not call.attr("dims"):
+            return (whole(call.inputs[0].shape),)  # flattened: everything moves
         dims = call.attr("dims", call.attr("dim", -1))
         return (along(call, dims if isinstance(dims, list) else [dims]),)
 

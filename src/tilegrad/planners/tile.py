@@ -6,7 +6,7 @@ activate) that starts from kept values is replayed where it is read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from ..bounds import (
     Axes,
@@ -69,7 +69,7 @@ def _phases(
         nodes = [n for n in graph.nodes if n in nodes or n.name in again]
         if number % 2:
             found.append(_whole_phase(graph, number, nodes, kept))
-        else:
+        elif folds or any(n.outputs[0] in kept for n in own):
             found.append(_tiled_phase(graph, axes, roles, number, nodes, folds, kept, mode, tile, lengths))
     return found
 
@@ -127,12 +127,23 @@ def _tiled_phase(
 ) -> Phase:
     stores = tuple(n.outputs[0] for n in nodes if n.outputs[0] in kept and roles.phase[n.name] == number)
     sinks = {*stores, *(f.inputs[0].value for f in folds)}
+    nodes = _leading_to(sinks, nodes)
     forward = _tiling(graph, axes, roles, nodes, "scatter" if mode == "gather" else mode, tile, lengths, sinks)
     backward = _tiling(graph, axes, roles, nodes, mode, tile, lengths, sinks) if mode == "gather" else forward
     boxed = tuple(dict.fromkeys(v for line in forward.lines.values() for v in line.sources))
     made = {n.outputs[0] for n in nodes}
     whole = dict.fromkeys(v for n in nodes for v in n.reads if v not in made and v not in boxed)
     return Phase(number, graph, tuple(nodes), folds, boxed, tuple(whole), stores, forward, backward)
+
+
+def _leading_to(sinks: Collection[str], nodes: Sequence[Node]) -> list[Node]:
+    """The nodes that `sinks` depend on; the others are only replayed in later phases."""
+    wanted, found = set(sinks), []
+    for node in reversed(nodes):
+        if wanted.intersection(node.outputs):
+            wanted.update(node.reads)
+            found.append(node)
+    return found[::-1]
 
 
 def _tiling(

@@ -248,9 +248,11 @@ class Resize(_Finite):
 
 @lru_cache(maxsize=1 << 16)
 def _resize_taps(n: int, n_out: int, mode: str, align: bool, scale: float | None, o: int) -> Interval:
+    if n_out == n and mode != "cubic" and scale in (None, 1.0):
+        return Interval(o, o + 1)
     starts = {floor(at) for at in _sources(n, n_out, mode, align, scale, o)}
     if n_out == n and mode in ("nearest", "linear"):
-        starts.add(o)  # where nothing is resized some kernels just copy, whatever the scale
+        starts.add(o)  # where no size changes some kernels just copy, whatever the scale
     if n_out == 2 * n and mode == "nearest":
         starts.add(o // 2)
     before, after = {"linear": (0, 1), "cubic": (1, 2)}.get(mode, (0, 0))

@@ -2,3 +2,7 @@
 
 from .engine import Engine as Engine
 from .engine import Session as Session
+from .null import Prediction as Prediction
+from .null import plain_bytes as plain_bytes
+from .null import predict as predict
+from .peak import PeakBytes as PeakBytes

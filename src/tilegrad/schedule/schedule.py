@@ -72,8 +72,9 @@ class Phase:
 
     def _whole_steps(self) -> Iterator[Step]:
         for node in self.nodes:
-            boxes = tuple(Box.full(self.graph.shape(name)) for name in node.reads)
-            yield Compute(node.name, Box.full(self.graph.shape(node.outputs[0])), boxes)
+            out = Box.full(self.graph.shape(node.outputs[0]))
+            needs = find(node).needs(call_of(self.graph, node), out)
+            yield Compute(node.name, out, needs or tuple(Box.full(self.graph.shape(name)) for name in node.reads))
             if node.outputs[0] in self.stores:
                 yield Store(node.outputs[0], Box.full(self.graph.shape(node.outputs[0])))
 

@@ -12,15 +12,23 @@ def format_plan(schedule: Schedule) -> str:
     """What runs, phase by phase, with predicted figures where they are known."""
     graph = schedule.graph
     image = format_sizes(graph.shape(graph.inputs[0])) if graph.inputs else "no input"
+    if schedule.mode == "none":
+        lines = [f"plan for {graph.name} on {image}: plain PyTorch, nothing is tiled"]
+        return "\n".join([*lines, *_format_peak(schedule)])
     lines = [f"plan for {graph.name} on {image}: {schedule.mode}, {len(schedule.phases)} phases"]
     lines += [_format_phase(phase) for phase in schedule.phases]
     lines.append(f"work        {schedule.work:.3f} x one forward pass; in training one more for recompute")
     lines.append(f"halos       kept on {schedule.storage}")
-    if "peak_bytes" in schedule.predicted:
-        lines.append(
-            f"peak        {format_bytes(schedule.predicted['peak_bytes'])} predicted, beyond what it was given"
-        )
-    return "\n".join(lines)
+    return "\n".join([*lines, *_format_peak(schedule)])
+
+
+def _format_peak(schedule: Schedule) -> list[str]:
+    if not schedule.predicted:
+        return []
+    peak, total, halos = (format_bytes(schedule.predicted[f"{k}_bytes"]) for k in ("peak", "total", "halo"))
+    return [
+        f"peak        {total} predicted in all, {peak} beyond parameters, their gradients and inputs; halos {halos}"
+    ]
 
 
 def _format_phase(phase: Phase) -> str:

@@ -1,0 +1,146 @@
+"""Plain and tiled side by side: outputs, every gradient, memory and time."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor, nn
+
+from .runtime import PeakBytes
+from .tiled import Plan, tile
+
+# Relative to the largest entry of a tensor: sums in another order, a few hundred roundings deep.
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-4, torch.bfloat16: 6e-2, torch.float16: 1e-2}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One tensor, compared element by element."""
+
+    name: str
+    elements: int
+    differ: int
+    max_absolute: float
+    max_relative: float  # to the largest entry of plain's tensor
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a step took: the most bytes it allocated at once, and seconds."""
+
+    peak_bytes: int
+    step_s: float
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The result of `tilegrad.verify`. `ok` when not one element differs beyond tolerance."""
+
+    differences: tuple[Difference, ...]
+    plain: Cost
+    tiled: Cost
+    plan: Plan = field(repr=False)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return self.differ == 0
+
+    @property
+    def differ(self) -> int:
+        return sum(d.differ for d in self.differences)
+
+    @property
+    def elements(self) -> int:
+        return sum(d.elements for d in self.differences)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "ok": self.ok,
+            "differ": self.differ,
+            "elements": self.elements,
+            "tensors": [asdict(d) for d in self.differences],
+            "plain": asdict(self.plain),
+            "tiled": asdict(self.tiled),
+            "notes": list(self.notes),
+        }
+
+    def __str__(self) -> str:
+        worst = max((d.max_relative for d in self.differences), default=0.0)
+        return f"{self.differ} / {self.elements} elements differ (largest relative difference {worst:.2g})"
+
+
+def verify(module: nn.Module, *inputs: Any, tolerance: float | None = None, **options: Any) -> Verification:
+    """Run one step of `module` plain and tiled (`options` as for `tilegrad.tile`) and compare everything.
+
+    Works on copies: the module, its gradients and buffers stay as they are. Dropout is switched off, since plain
+    PyTorch and tiles draw their masks from different streams.
+    """
+    first, notes = _without_dropout(copy.deepcopy(module))
+    second = copy.deepcopy(first)
+    tiled = tile(second, **options)
+    tiled.plan_for(*inputs)  # so that planning is not part of the step's time and memory
+    expected, plain_cost = _step(first, first, inputs)
+    found, tiled_cost = _step(tiled, second, inputs)
+    differences = tuple(_compare(name, expected[name], found.get(name), tolerance) for name in expected)
+    return Verification(differences, plain_cost, tiled_cost, tiled.plan, tuple(notes))
+
+
+def _without_dropout(module: nn.Module) -> tuple[nn.Module, list[str]]:
+    random = [m for m in module.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.training]
+    for each in random:
+        each.eval()
+    return module, [f"dropout switched off in {len(random)} layers"] if random else []
+
+
+def _step(run: nn.Module, owner: nn.Module, inputs: Sequence[Any]) -> tuple[dict[str, Tensor], Cost]:
+    """Outputs, gradients and buffers of one step, and its cost."""
+    args = [_leaf(x) for x in inputs]
+    owner.zero_grad(set_to_none=True)
+    device = next((p.device for p in owner.parameters()), torch.device("cpu"))
+    begin = time.perf_counter()
+    with PeakBytes(device) as peak:
+        outputs = [t for t in pytree.tree_leaves(run(*args)) if isinstance(t, Tensor)]
+        roots = [t for t in outputs if t.requires_grad]
+        if roots:
+            torch.autograd.backward(roots, [_direction(t) for t in roots])
+    took = time.perf_counter() - begin
+    found = {f"output {k}" if k else "output": t.detach() for k, t in enumerate(outputs)}
+    for k, x in enumerate(args):
+        if isinstance(x, Tensor) and x.grad is not None:
+            found[f"gradient of input {k}"] = x.grad
+    found |= {f"gradient of {n}": p.grad for n, p in owner.named_parameters() if p.grad is not None}
+    found |= {f"buffer {n}": b.detach().clone() for n, b in owner.named_buffers()}
+    return found, Cost(peak.bytes, took)
+
+
+def _leaf(item: Any) -> Any:
+    if not isinstance(item, Tensor):
+        return item
+    return item.detach().clone().requires_grad_() if item.is_floating_point() else item
+
+
+def _direction(output: Tensor) -> Tensor:
+    """The same pseudo-random output gradient for both runs; small integers, so that integer cases stay exact."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(-2, 3, output.shape, generator=generator).to(output)
+
+
+def _compare(name: str, plain: Tensor, other: Tensor | None, tolerance: float | None) -> Difference:
+    if other is None or other.shape != plain.shape:
+        return Difference(name, plain.numel(), plain.numel(), float("inf"), float("inf"))
+    if not plain.is_floating_point():
+        return Difference(name, plain.numel(), int((plain != other).sum()), 0.0, 0.0)
+    a, b = plain.double(), other.double()
+    scale = float(a.abs().nan_to_num(0).max()) if a.numel() else 0.0
+    allowed = TOLERANCE.get(plain.dtype, 1e-4) if tolerance is None else tolerance
+    gap = (a - b).abs()
+    same = (gap <= allowed * scale) | (a == b) | (a.isnan() & b.isnan())
+    largest = float(gap.nan_to_num(float("inf")).where(~(a.isnan() & b.isnan()), 0).max()) if a.numel() else 0.0
+    return Difference(name, a.numel(), int((~same).sum()), largest, largest / scale if scale else largest)

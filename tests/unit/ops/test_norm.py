@@ -1,0 +1,61 @@
+"""Normalisations that remember: lowering leaves the buffers' new values, once, as torch would have set them."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tilegrad.bounds import lower_graph
+from tilegrad.importers import export_module
+from tilegrad.ir import Graph
+from tilegrad.ops import Call, Place, aten, find
+from tilegrad.region import Box
+
+MODULES = {
+    "batch": nn.BatchNorm2d(3),
+    "batch, 1d": nn.BatchNorm1d(3),
+    "batch, 3d": nn.BatchNorm3d(3),
+    "batch, slow": nn.BatchNorm2d(3, momentum=0.01, eps=0.1),
+    "batch, plain": nn.BatchNorm2d(3, affine=False),
+    "batch, forgets": nn.BatchNorm2d(3, track_running_stats=False),
+    "instance": nn.InstanceNorm2d(3),
+    "instance, remembers": nn.InstanceNorm2d(3, affine=True, track_running_stats=True),
+    "group": nn.GroupNorm(1, 3),
+    "group, plain": nn.GroupNorm(3, 3, affine=False),
+}
+SHAPES = {"batch, 1d": (2, 3, 7), "batch, 3d": (2, 3, 4, 3, 5)}
+
+
+def evaluate(graph: Graph, values: dict[str, Tensor]) -> dict[str, Tensor]:
+    for node in graph.nodes:
+        inputs = [values[v] for v in node.reads]
+        call = Call(node, tuple(map(graph.type, node.reads)), tuple(map(graph.type, node.outputs)))
+        place = Place(Box.full(call.out.shape), tuple(Box.full(t.shape) for t in inputs))
+        values[node.outputs[0]] = aten.call(node, inputs) if node.target else find(node).run(call, inputs, place)
+    return values
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("name", MODULES)
+def test_result_and_buffers(name: str, train: bool) -> None:
+    module = copy.deepcopy(MODULES[name]).double().train(train)
+    for parameter in module.parameters():
+        nn.init.uniform_(parameter, 0.5, 2)
+    x = torch.randn(SHAPES.get(name, (2, 3, 5, 4)), dtype=torch.float64, generator=torch.Generator().manual_seed(1)) + 3
+    captured = export_module(module, [x])
+    graph = lower_graph(captured.graph)
+    state = module.state_dict()
+    values = {v.name: state[v.target].clone() for v in graph.values if v.target in state}
+    values |= captured.constants | {graph.inputs[0]: x}
+    values = evaluate(graph, values)
+    wanted = module(x)  # only now, for it changes the buffers
+    assert torch.allclose(values[graph.outputs[0]], wanted, rtol=1e-12, atol=1e-12)
+    after = {old: values[new] for old, new in graph.updates}
+    for buffer in (v for v in graph.values if v.target in dict(module.named_buffers())):
+        found = after.get(buffer.name, values[buffer.name])
+        assert torch.allclose(found, dict(module.named_buffers())[buffer.target or ""], rtol=1e-12), buffer.target
+    assert len(after) == len(graph.updates)
+    assert bool(after) == (train and any(True for _ in module.buffers()))
