@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -72,6 +72,15 @@ class Options:
             mode,
             Storage(halos) if halos != "auto" else None,
         )
+
+    def on(self, device: torch.device) -> Options:
+        """For a model on the CPU its memory is the host's: there is nowhere to move halos but to disk."""
+        here = device.type != "cuda" and self.storage is Storage.HOST
+        return replace(self, storage=Storage.DEVICE) if here else self
+
+    def storages(self) -> list[Storage]:
+        """Where halos may be kept, nearest first."""
+        return [self.storage] if self.storage else list(Storage)
 
     def cut_axes(self, graph: Graph) -> tuple[str, ...]:
         return self.axes or tuple(image_axes(graph))
@@ -218,7 +227,8 @@ class _Runner:
             named = dict(module.named_parameters(remove_duplicate=False))
             wanted |= {str(name) for name, needed in zip(self.user_inputs, graded, strict=True) if needed}
             wanted |= {v.name for v in graph.of_kind(Kind.PARAMETER) if named[str(v.target)].requires_grad}
-        self.schedule = make_schedule(graph, options, sorted(wanted), plain)
+        device = next((p.device for p in module.parameters()), torch.device("cpu"))
+        self.schedule = make_schedule(graph, options.on(device), sorted(wanted), plain)
         self.engine = Engine(self.schedule)
 
     def __call__(self, module: nn.Module, flat: Sequence[Any]) -> Any:
@@ -316,6 +326,6 @@ def make_schedule(graph: Graph, options: Options, graded: Sequence[str], plain: 
         schedule = search.tiled(sizes, options.storage or Storage.DEVICE).planned
     else:
         assert options.budget is not None
-        schedule = fit_budget(search, options.budget, [options.storage] if options.storage else list(Storage))
+        schedule = fit_budget(search, options.budget, options.storages())
     check_schedule(schedule)
     return schedule

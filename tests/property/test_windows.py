@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -310,6 +310,9 @@ def test_resize_reads_at_most_one_more(case: Case) -> None:
 
 
 @settings(max_examples=150)
+@example(54, 98, "nearest", True)  # double precision, but rounded to single before floor
+@example(1652, 2298, "nearest-exact", True)
+@example(26, 2847, "nearest-exact", False)  # fused multiply and subtract
 @given(st.integers(1, 3000), st.integers(1, 3000), st.sampled_from(["nearest", "nearest-exact"]), st.booleans())
 def test_nearest_on_long_axes(n: int, m: int, mode: str, double: bool) -> None:
     """The value of a picked element is its index, so long axes are cheap to check."""

@@ -1,8 +1,8 @@
 """What each node is to a walk over tiles: local, a fold, or whole; and in which phase it runs.
 
-Rule B1  A *local* node's output lies on every tiled axis, and each tiled dimension of its inputs is driven by the
-         output's dimension on the same axis.
-Rule B2  A *fold* reads every tiled axis of its input whole and can be accumulated tile by tile.
+Rule B1  A *local* node's output lies on every tiled axis, each tiled dimension of its inputs is driven by the
+         output's dimension on the same axis, and that one drives something (or the operator makes any box anywhere).
+Rule B2  A *fold* reads every tiled axis of what a walk makes whole, and can be accumulated tile by tile.
 Rule B3  Everything else is *whole*: it runs once, on whole values.
 Rule B4  Phases: tiled walks have even numbers, whole nodes odd ones. A local node joins the walk of its local inputs,
          or the first walk after the last fold or whole node it depends on.
@@ -36,8 +36,12 @@ class Roles:
 def sort_nodes(graph: Graph, axes: Axes, tiled: Sequence[str]) -> Roles:
     """Assign every node its part and its phase."""
     part = {node.name: _part(graph, node, axes, tiled) for node in graph.nodes}
+    walked = {out for node in graph.nodes if part[node.name] is Part.LOCAL for out in node.outputs}
     for node in graph.nodes:
-        if part[node.name] is Part.LOCAL and _ends_in_head(graph, node, part):
+        if part[node.name] is Part.FOLD and node.inputs[0].value not in walked:
+            part[node.name] = Part.WHOLE
+    for node in graph.nodes:
+        if part[node.name] is Part.LOCAL and _ends_in_head(graph, node, part) and node.inputs[0].value in walked:
             part[node.name] = Part.FOLD
     phase: dict[str, int] = {}
     for node in graph.nodes:
@@ -69,7 +73,8 @@ def _part(graph: Graph, node: Node, axes: Axes, tiled: Sequence[str]) -> Part:
             drive = dims[where[axis]].dim
             driven &= drive is not None and out.get(axis) == drive
             folded &= drive is None
-    if driven and all(axis in out for axis in tiled):
+    cut = {read.dim for dims in rule for read in dims}
+    if driven and all(axis in out and (op.anywhere or out[axis] in cut) for axis in tiled):
         return Part.LOCAL
     can_fold = isinstance(op, Reduction) and op.foldable(call)
     first = node.inputs[0].value if node.inputs else ""

@@ -16,7 +16,7 @@ from ..verify import verify
 from .console import make_console
 from .model import add_model_arguments, input_shapes, load_model
 
-DTYPES = ("float32", "float64", "bfloat16")
+DTYPES = ("float64", "float32", "bfloat16")
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], shared: argparse.ArgumentParser) -> None:
@@ -29,7 +29,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], shar
     )
     parser.add_argument("--axes", metavar="h,w", help="axes to cut, among n, d, h, w (default: the image's)")
     parser.add_argument("--halos", choices=("auto", "device", "host", "disk"), default="auto", help="where halos wait")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="precision of both runs (default: float32)")
+    parser.add_argument("--dtype", choices=DTYPES, default="float64", help="precision of both runs (default: float64)")
     parser.add_argument("--seed", type=int, default=0, help="of weights and inputs")
     parser.add_argument("--json", action="store_true", help="JSON on standard output")
     parser.set_defaults(run=run)

@@ -167,8 +167,13 @@ class _Importer:
         if not node.users:
             return
         inputs, attrs = self._arguments(call, target)
-        base = target._schema.name.split("::")[1]
-        if base in _SPLITS:
+        base, first = target._schema.name.split("::")[1], call.args[0]
+        type_ = self._type(node.meta["val"])
+        if base == "broadcast_tensors":  # each result is one of the tensors, expanded
+            assert isinstance(first, list | tuple)
+            base, target, first = "expand", torch.ops.aten.expand.default, first[index]
+            inputs, attrs = [("self", inputs[index][1])], {"size": list(type_.shape)}
+        elif base in _SPLITS:
             dim = int(attrs.get("dim") or 0)
             start = sum(shape[dim] for shape in self.several[call][:index])
             attrs = {"dim": dim, "start": start, "length": self.several[call][index][dim]}
@@ -176,9 +181,8 @@ class _Importer:
             attrs = {"dim": int(attrs.get("dim") or 0), "index": index}
         else:
             attrs |= {"output": index}
-        type_ = self._type(node.meta["val"])
         self.aliases.define(node, self.build.emit(base, inputs, type_, attrs, str(target), node.name))
-        self.aliases.view(node, call.args[0], (target, inputs, attrs, type_))
+        self.aliases.view(node, first, (target, inputs, attrs, type_))
 
     def _arguments(
         self, node: torch.fx.Node, target: torch._ops.OpOverload

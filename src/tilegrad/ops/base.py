@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from ..ir import Build, Node, TensorType
@@ -88,6 +89,7 @@ class Place:
     out: Box
     reads: tuple[Box, ...]
     seed: int = 0  # of random operators
+    device: torch.device | None = None  # where the tile runs, for operators that read nothing
 
     def pad(self, call: Call, i: int = 0) -> list[tuple[int, int]]:
         """How far input `i`'s box sticks out of its value, per dimension."""
@@ -116,6 +118,7 @@ class Op:
     saves: ClassVar[tuple[str, ...]] = ("inputs",)  # of: inputs, result, indices
     pads: ClassVar[bool] = False  # does what sticks out of the input count as padding?
     random: ClassVar[bool] = False
+    anywhere: ClassVar[bool] = False  # can it make any box along dimensions that no input drives?
     fresh_gradient: ClassVar[bool] = False  # is its input's gradient in memory that nothing else reads?
 
     def __init__(self, spatial: int = 0):
@@ -125,7 +128,8 @@ class Op:
         return None
 
     def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
-        return aten.call(call.node, tiles)
+        here = {"device": place.device} if place.device is not None and call.attr("device") is not None else {}
+        return aten.call(call.node, tiles, **here)
 
     def flops(self, call: Call) -> float:
         """Floating point operations per element of the output."""

@@ -49,7 +49,7 @@ class Conv(Op):
         padding, explicit = [], []
         for a, slide in enumerate(slides):
             before, after = place.pad(call)[a - axes]
-            if slide.symmetric_is(before, x.shape[a - axes], place.out[a - axes].size):
+            if x.shape[a - axes] and slide.symmetric_is(before, x.shape[a - axes], place.out[a - axes].size):
                 padding.append(before)
                 explicit.append((0, 0))
             else:

@@ -17,6 +17,7 @@ class Fill(Op):
     """Depends on no input's content: any box can be made anywhere. The `_like` forms are where their input is."""
 
     saves = ()
+    anywhere = True
 
     def reads(self, call: Call) -> Reads | None:
         like = call.node.op.endswith("_like")
@@ -24,7 +25,7 @@ class Fill(Op):
 
     def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
         value = aten.decode(call.attr("fill_value", 1.0 if "ones" in call.node.op else 0.0))
-        device = next((t.device for t in tiles), aten.decode(call.attr("device")) or "cpu")
+        device = place.device or next((t.device for t in tiles), aten.decode(call.attr("device")) or "cpu")
         return torch.full(place.out.shape, value, dtype=getattr(torch, call.out.dtype), device=device)
 
     def flops(self, call: Call) -> float:

@@ -103,6 +103,7 @@ def _kept_dims(before: Sequence[int], after: Sequence[int]) -> dict[int, int]:
 @op("expand", "expand_as", "broadcast_to")
 class Expand(Op):
     saves = ()
+    anywhere = True
 
     def reads(self, call: Call) -> Reads:
         return (pointwise(call.inputs[0].shape, call.out.shape), *(whole(t.shape) for t in call.inputs[1:]))

@@ -19,6 +19,7 @@ from ..bounds import (
     check_axes,
     label_axes,
     sort_nodes,
+    tile_line,
     tile_nodes,
 )
 from ..errors import GridError
@@ -161,9 +162,31 @@ def _tiling(
         share = tile[line.axis] / lengths[line.axis]
         sizes = {v: max(1, round(share * line.sizes[v])) for v in names}
         count = max(-(-line.sizes[v] // sizes[v]) for v in names)
-        return {v: _cut(line.sizes[v], sizes[v], count) for v in names}
+        cuts = {v: _cut(line.sizes[v], sizes[v], count) for v in names}
+        return _level(graph, line, cuts, count) if mode == "stream" and count > 1 else cuts
 
     return tile_nodes(graph, axes, nodes, mode, roles.tiled, cut, sinks)
+
+
+def _level(graph: Graph, line: Line, cuts: dict[str, tuple[int, ...]], count: int) -> Cuts:
+    """Shift the cuts of what is made so that the first tile, which runs ahead of all others by the whole lag of the
+    network, holds no more than they do: at the top of the network tiles are then alike, at its end the last grows."""
+
+    def heaviest(found: Cuts) -> float:
+        held = tile_line(line, "stream", found).held
+        weight = {out: graph.type(out).bytes / line.sizes[out] for out, _ in line.steps}
+        return max(sum(w * held[v][t].size for v, w in weight.items()) for t in range(count))
+
+    ahead = tile_line(line, "stream", cuts).own
+    lag = max((ahead[v][0].hi / line.sizes[v] for v in line.sizes), default=0.0) - 1.0 / count
+    if lag * count < 0.05:
+        return cuts
+    tried: list[Cuts] = [cuts]
+    for part in (0.25, 0.5, 0.75, 1.0):
+        shift = {v: round(part * lag * line.sizes[v]) for v in cuts}
+        if all(shift[v] < cuts[v][1] for v in cuts):
+            tried.append({v: (0, *(c - shift[v] for c in track[1:-1]), track[-1]) for v, track in cuts.items()})
+    return min(tried, key=heaviest)
 
 
 def _cut(n: int, size: int, count: int) -> tuple[int, ...]:

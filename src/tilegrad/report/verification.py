@@ -39,7 +39,6 @@ def print_differences(rows: Sequence[Row], console: Console, title: str) -> None
 def print_costs(plain: tuple[int, float], tiled: tuple[int, float], console: Console) -> None:
     (plain_bytes, plain_s), (tiled_bytes, tiled_s) = plain, tiled
     share = tiled_bytes / plain_bytes if plain_bytes else 0.0
-    console.print(
-        f"peak bytes of the step   plain {format_bytes(plain_bytes)}   tiled {format_bytes(tiled_bytes)} ({share:.1%})"
-    )
+    peaks = f"plain {format_bytes(plain_bytes)}   tiled {format_bytes(tiled_bytes)} ({share:.1%})"
+    console.print(f"peak bytes of the step   {peaks}")
     console.print(f"time of the step         plain {plain_s:.3f} s   tiled {tiled_s:.3f} s ({tiled_s / plain_s:.2f} x)")

@@ -78,7 +78,7 @@ class Session:
         self.totals: dict[str, tuple[Tensor, ...]] = {}
         self.halos = Shelf(engine.schedule.storage)
         self.halo_grads: dict[Any, Tensor] = {}
-        self.grads: dict[str, Tensor] = {}
+        self.grads: dict[str, Whole] = {}
         self.anchor = torch.zeros((), device=device, requires_grad=True)
         self.halo_bytes = 0
         self.spent = False
@@ -134,7 +134,7 @@ class Session:
                 if phase is self._home(node.outputs[0]):
                     self.values.pop(node.outputs[0], None)
                     self.grads.pop(node.outputs[0], None)
-        return {name: grad for name, grad in self.grads.items() if name in self.tensors}
+        return {n: g.read(Box.full(self.shape(n))) for n, g in self.grads.items() if n in self.tensors}
 
     def _home(self, value: str) -> Phase | None:
         """The phase that stores a value (replayed nodes run in others too)."""
@@ -186,9 +186,14 @@ class Session:
 
     def write(self, name: str, box: Box, tile: Tensor) -> None:
         if name not in self.values:
-            between = name not in self.engine.graph.outputs and len(self.shape(name)) > 2
-            self.values[name] = Whole(self.shape(name), self.engine.schedule.storage if between else Storage.DEVICE)
+            self.values[name] = Whole(self.shape(name), self._storage(name))
         self.values[name].write(box, tile)
+
+    def _storage(self, name: str) -> Storage:
+        """Values between phases and their gradients wait where halos do; what is small or the caller's stays."""
+        graph = self.engine.graph
+        between = name not in self.tensors and name not in graph.outputs and len(self.shape(name)) > 2
+        return self.engine.schedule.storage if between else Storage.DEVICE
 
     def empty(self, name: str, shape: Sequence[int]) -> Tensor:
         dtype = getattr(torch, self.engine.graph.type(name).dtype)
@@ -201,21 +206,14 @@ class Session:
 
     def gradient(self, name: str, box: Box | None) -> Tensor | None:
         found = self.grads.get(name)
-        if found is None or box is None or box.shape == tuple(found.shape):
-            return found
-        return found[box.slices].to(self.device, non_blocking=True)
+        return None if found is None else found.read(Box.full(self.shape(name)) if box is None else box)
 
     def add_gradient(self, name: str, box: Box, grad: Tensor, *, shared: bool = False) -> None:
         """Add to the gradient of a whole value. `shared`: the caller's tensor must not be written to."""
-        whole = box.shape == self.shape(name)
         if name not in self.grads:
-            if whole:
-                self.grads[name] = grad.clone() if shared and self._accumulates(name) else grad
-                return
-            place = self.tensors[name].device if name in self.tensors else self.device
-            self.grads[name] = torch.zeros(self.shape(name), dtype=grad.dtype, device=place)
-        target = self.grads[name] if whole else self.grads[name][box.slices]
-        target += grad.to(target.device)
+            self.grads[name] = Whole(self.shape(name), self._storage(name))
+        place = self.tensors[name].device if name in self.tensors else grad.device
+        self.grads[name].add(box, grad.to(place), shared=shared and self._accumulates(name))
 
     def _accumulates(self, name: str) -> bool:
         return bool(self.engine.graph.consumers[name]) or self.engine.graph.outputs.count(name) > 1

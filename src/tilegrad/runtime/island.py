@@ -98,7 +98,7 @@ class Island:
         tiles = [
             self._tensor(name, raw.clip(session.shape(name))) for name, raw in zip(node.reads, step.reads, strict=True)
         ]
-        place = Place(step.out, step.reads, session.seed_of(node.name) if op.random else 0)
+        place = Place(step.out, step.reads, session.seed_of(node.name) if op.random else 0, session.device)
         out = node.outputs[0]
         if self.graded and self.tiling is not None and self.tiling.mode == "gather" and out in session.needs:
             result = self._run_owned(node.reads, tiles, lambda t: op.run(call, t, place), out, step.out)

@@ -63,11 +63,13 @@ class _NullSession(Session):
             tensors[name].requires_grad_(tensors[name].is_floating_point())
         super().__init__(Engine(schedule), tensors, torch.device("meta"), train=bool(graded))
         self.ready: dict[str, Tensor] = {}  # made before the count begins, as what is stored already
-        self.halos = _NullShelf(Storage.DEVICE)
+        self.halos = _NullShelf(schedule.storage)
 
     def read(self, name: str, box: Box) -> Tensor:
         if name in self.tensors:
             return super().read(name, box)
+        if self._storage(name) is not Storage.DEVICE:
+            return _blank(self.engine.graph, name, box.shape)  # a copy from where it waits
         if name not in self.ready:
             self.ready[name] = _blank(self.engine.graph, name)
         return self.ready[name][box.slices]
@@ -77,7 +79,9 @@ class _NullSession(Session):
 
     def gradient(self, name: str, box: Box | None) -> Tensor | None:
         found = self.ready.get(f"gradient of {name}")
-        return found if found is None or box is None else found[box.slices]
+        if found is None or box is None:
+            return found
+        return found[box.slices] if self._storage(name) is Storage.DEVICE else found[box.slices].clone()
 
     def add_gradient(self, name: str, box: Box, grad: Tensor, *, shared: bool = False) -> None:
         return
@@ -93,7 +97,9 @@ class _NullShelf(Shelf):
         return
 
     def get(self, key: Any, *, last: bool) -> Tensor:
-        return self.items[key][0]
+        found = self.items[key][0]
+        assert isinstance(found, Tensor)
+        return found if self.storage is Storage.DEVICE else torch.empty_like(found)
 
 
 def _blank(graph: Graph, name: str, shape: Sequence[int] | None = None) -> Tensor:
@@ -144,7 +150,7 @@ class _Ledger:
             self.kept -= self._stored_bytes(name)
             if name in self.grads and name not in self.session.tensors:
                 self.grads.discard(name)
-                self.grad_bytes -= self._bytes(name) if name not in self.graph.outputs else 0
+                self.grad_bytes -= self._gradient_bytes(name)
 
     def _add_gradients(self, names: Sequence[str]) -> None:
         for name in names:
@@ -154,7 +160,7 @@ class _Ledger:
             if self.graph.value[name].kind is Kind.PARAMETER:
                 self.parameter_grads += self._bytes(name)
             else:
-                self.grad_bytes += self._bytes(name)
+                self.grad_bytes += self._gradient_bytes(name)
 
     def _pass_halos(self, tile: tuple[int, ...], steps: Sequence[Step]) -> None:
         for step in steps:
@@ -183,6 +189,12 @@ class _Ledger:
         type_ = self.graph.type(name)
         return type_.bytes if box is None else box.volume * type_.item_bytes
 
+    def _gradient_bytes(self, name: str) -> int:
+        """Device bytes of a whole gradient; those of outputs are the caller's."""
+        if name in self.graph.outputs:
+            return 0
+        return self._bytes(name) if name in self.session.tensors else self._stored_bytes(name)
+
     def _stored_bytes(self, name: str) -> int:
         """Device bytes of a value that is stored whole."""
         here = self.on_device or name in self.graph.outputs or len(self.graph.shape(name)) <= 2
@@ -193,7 +205,8 @@ class _Ledger:
         to need as much in proportion to what they compute."""
         key = (phase.number, graded)
         if key not in self.tiles:
-            kinds = {_signature(s): (t, s) for t in phase.tiles() for s in (phase.steps(t, backward=graded),)}
+            tiles = [(t, phase.steps(t, backward=graded)) for t in phase.tiles(backward=graded)]
+            kinds = {_signature(each): (t, each) for t, each in tiles}
             largest = sorted(kinds, key=lambda k: self._volume(kinds[k][1]), reverse=True)[:LARGEST]
             exact = {k: self._run_tile(phase, *kinds[k], graded) for k in largest}
             rate = max(count / max(1, self._volume(kinds[k][1])) for k, count in exact.items())

@@ -1,14 +1,16 @@
 """Where tensors wait: on the device, in host memory, or in a memory-mapped temporary file.
 
-The file has no name from the moment it is made, so it is gone whatever happens to the process.
+The file has no name from the moment it is made, so it is gone whatever happens to the process. Pages are mapped only
+while they are read or written: what waits on disk is not in the process's memory.
 """
 
 from __future__ import annotations
 
 import mmap
 import tempfile
-from collections.abc import Hashable
-from typing import BinaryIO
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
@@ -17,114 +19,144 @@ from ..region import Box
 from ..schedule import Storage
 
 
+@dataclass(frozen=True)
+class _Spot:
+    """A tensor's place in a file."""
+
+    start: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class _File:
+    """A nameless file that only grows; tensors are mapped one by one."""
+
+    def __init__(self) -> None:
+        self.file = tempfile.TemporaryFile(prefix="tilegrad-")  # noqa: SIM115 - lives as long as its owner
+        self.end = 0
+
+    def reserve(self, shape: Sequence[int], dtype: torch.dtype) -> _Spot:
+        """Room for a tensor, filled with zeros."""
+        spot = _Spot(self.end, tuple(shape), dtype)
+        size = prod(shape) * dtype.itemsize
+        self.end += -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+        self.file.truncate(self.end)
+        return spot
+
+    def open(self, spot: _Spot) -> Tensor:
+        """The tensor itself, in mapped pages; they are unmapped when the last tensor that uses them is gone."""
+        size = prod(spot.shape) * spot.dtype.itemsize
+        if not size:
+            return torch.empty(spot.shape, dtype=spot.dtype)
+        pages = mmap.mmap(self.file.fileno(), size, offset=spot.start)
+        return torch.frombuffer(pages, dtype=spot.dtype).view(spot.shape)
+
+
 class Shelf:
     """Keeps tensors by key and gives them back on the device they came from."""
 
     def __init__(self, storage: Storage):
         self.storage = storage
-        self.items: dict[Hashable, tuple[Tensor, torch.device]] = {}
+        self.items: dict[Hashable, tuple[Tensor | _Spot, torch.device]] = {}
         self.bytes = 0
         self._file: _File | None = None
 
     def put(self, key: Hashable, tensor: Tensor) -> None:
         """Keep a copy of `tensor` (which may be a view of something large)."""
-        device = tensor.device
         self.bytes += tensor.numel() * tensor.element_size()
-        if self.storage is Storage.DISK and device.type != "meta":
-            kept = self._disk().write(tensor)
-        elif self.storage is Storage.HOST and device.type == "cuda":
+        kept: Tensor | _Spot
+        if self.storage is Storage.DISK:
+            self._file = self._file or _File()
+            kept = self._file.reserve(tensor.shape, tensor.dtype)
+            self._file.open(kept).copy_(tensor)
+        elif self.storage is Storage.HOST and tensor.device.type == "cuda":
             kept = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
             kept.copy_(tensor, non_blocking=True)
         else:
             kept = tensor.clone(memory_format=torch.preserve_format)
-        self.items[key] = (kept, device)
+        self.items[key] = (kept, tensor.device)
 
     def get(self, key: Hashable, *, last: bool) -> Tensor:
         """The tensor on its device; `last`: nobody will ask again."""
         kept, device = self.items.pop(key) if last else self.items[key]
+        if isinstance(kept, _Spot):
+            assert self._file is not None
+            mapped = self._file.open(kept)
+            found = mapped.clone() if device.type == "cpu" else mapped.to(device)
+        else:
+            found = kept.to(device, non_blocking=True)
         if last:
-            self.bytes -= kept.numel() * kept.element_size()
-        if self.storage is Storage.DISK and device.type != "meta":
-            return kept.clone() if device.type == "cpu" else kept.to(device)
-        return kept.to(device, non_blocking=True)
-
-    def _disk(self) -> _File:
-        if self._file is None:
-            self._file = _File()
-        return self._file
-
-
-class _File:
-    """A nameless file that only grows, mapped piece by piece."""
-
-    def __init__(self) -> None:
-        self.file: BinaryIO = tempfile.TemporaryFile(prefix="tilegrad-")  # noqa: SIM115 - lives as long as we do
-        self.end = 0
-
-    def write(self, tensor: Tensor) -> Tensor:
-        """Store the tensor's elements and return a tensor that reads them from the file."""
-        mapped = self.reserve(tensor.numel(), tensor.dtype).view(tensor.shape)
-        mapped.copy_(tensor)
-        return mapped
-
-    def reserve(self, count: int, dtype: torch.dtype) -> Tensor:
-        """A flat tensor of so many elements that lives in the file."""
-        size, start = count * dtype.itemsize, self.end
-        if not size:
-            return torch.empty(0, dtype=dtype)
-        self.end += -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
-        self.file.truncate(self.end)
-        pages = mmap.mmap(self.file.fileno(), size, offset=start)
-        return torch.frombuffer(pages, dtype=dtype)
+            self.bytes -= found.numel() * found.element_size()
+        return found
 
 
 class Whole:
-    """A value that tiles write and read box by box."""
+    """A value that tiles write, read, or add to, box by box."""
 
     def __init__(self, shape: tuple[int, ...], storage: Storage):
         self.shape, self.storage = shape, storage
-        self.tensor: Tensor | None = None
         self.device: torch.device | None = None
+        self._tensor: Tensor | None = None
         self._file: _File | None = None
+        self._spot: _Spot | None = None
 
     def write(self, box: Box, tile: Tensor) -> None:
-        if self.tensor is None:
-            self._allocate(tile)
-        assert self.tensor is not None
-        if tile.shape == self.tensor.shape and self.storage is Storage.DEVICE:
-            self.tensor = tile  # the only tile: nothing to copy
-        else:
-            self.tensor[box.slices].copy_(tile, non_blocking=True)
-
-    def _allocate(self, tile: Tensor) -> None:
-        self.device = tile.device
-        if tile.device.type == "meta" or self.storage is Storage.DEVICE:
-            if tile.shape == torch.Size(self.shape):
-                self.tensor = tile
+        if self.device is None:
+            if self._takes(tile):
+                self.device, self._tensor = tile.device, tile  # the only tile: nothing to copy
                 return
-            self.tensor = torch.empty(self.shape, dtype=tile.dtype, device=tile.device, memory_format=layout_of(tile))
-        elif self.storage is Storage.HOST:
-            self.tensor = torch.empty(self.shape, dtype=tile.dtype, pin_memory=tile.device.type == "cuda")
-        else:
-            self._file = _File()
-            count = 1
-            for n in self.shape:
-                count *= n
-            self.tensor = self._file.reserve(count, tile.dtype).view(self.shape)
+            self._allocate(tile, zeros=False)
+        self._all()[box.slices].copy_(tile, non_blocking=True)
+
+    def add(self, box: Box, tile: Tensor, *, shared: bool = False) -> None:
+        """Add a tile to what is there, which begins as zero. `shared`: the tile's memory is someone else's."""
+        if self.device is None:
+            if self._takes(tile) and not shared:
+                self.device, self._tensor = tile.device, tile
+                return
+            self._allocate(tile, zeros=True)
+        target = self._all()[box.slices]
+        target += tile.to(target.device)
 
     def read(self, box: Box) -> Tensor:
         """A box on the value's device; a view where it lies there already."""
-        assert self.tensor is not None and self.device is not None
-        found = self.tensor if box.shape == self.tensor.shape else self.tensor[box.slices]
-        if self._file is not None and self.device.type == "cpu":
+        assert self.device is not None
+        found = self._all() if box.shape == self.shape else self._all()[box.slices]
+        if self._spot is not None and self.device.type == "cpu":
             return found.clone()
         return found.to(self.device, non_blocking=True)
+
+    def _takes(self, tile: Tensor) -> bool:
+        return tuple(tile.shape) == self.shape and self.storage is Storage.DEVICE
+
+    def _allocate(self, tile: Tensor, *, zeros: bool) -> None:
+        self.device = tile.device
+        if self.storage is Storage.DISK:
+            self._file = _File()
+            self._spot = self._file.reserve(self.shape, tile.dtype)
+            return
+        away = self.storage is Storage.HOST and tile.device.type == "cuda"
+        device = torch.device("cpu") if away else tile.device
+        self._tensor = torch.empty(
+            self.shape, dtype=tile.dtype, device=device, pin_memory=away, memory_format=layout_of(tile)
+        )
+        if zeros:
+            self._tensor.zero_()
+
+    def _all(self) -> Tensor:
+        if self._spot is not None:
+            assert self._file is not None
+            return self._file.open(self._spot)
+        assert self._tensor is not None
+        return self._tensor
 
 
 def layout_of(tensor: Tensor) -> torch.memory_format:
     """channels_last survives."""
-    if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous():
+    if tensor.is_contiguous():
+        return torch.contiguous_format
+    if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
         return torch.channels_last
-    if tensor.dim() == 5 and tensor.is_contiguous(memory_format=torch.channels_last_3d) and not tensor.is_contiguous():
+    if tensor.dim() == 5 and tensor.is_contiguous(memory_format=torch.channels_last_3d):
         return torch.channels_last_3d
     return torch.contiguous_format

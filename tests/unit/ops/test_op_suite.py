@@ -101,7 +101,7 @@ def run_of(label: str) -> Run:
 
 def _samples() -> dict[str, Sample]:
     found: dict[str, Sample] = {}
-    for cls in dict.fromkeys(type(op) for op in registered().values()):
+    for cls in sorted({type(op) for op in registered().values()}, key=lambda cls: cls.__name__):
         for i, sample in enumerate(cls.samples()):
             found[f"{cls.__name__}-{i}-{sample.note}"] = sample
     return found | dict(more_samples())
