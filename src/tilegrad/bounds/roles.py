@@ -41,8 +41,8 @@ def sort_nodes(graph: Graph, axes: Axes, tiled: Sequence[str]) -> Roles:
         if part[node.name] is Part.FOLD and node.inputs[0].value not in walked:
             part[node.name] = Part.WHOLE
     for node in graph.nodes:
-        if part[node.name] is Part.LOCAL and _ends_in_head(graph, node, part) and node.inputs[0].value in walked:
-            part[node.name] = Part.FOLD
+        if part[node.name] is Part.LOCAL and _ends_in_head(graph, node, part, axes, tiled):
+            part[node.name] = Part.FOLD if node.inputs[0].value in walked else Part.WHOLE
     phase: dict[str, int] = {}
     for node in graph.nodes:
         phase[node.name] = _phase(graph, node, part[node.name], phase, part)
@@ -50,12 +50,14 @@ def sort_nodes(graph: Graph, axes: Axes, tiled: Sequence[str]) -> Roles:
     return Roles(tuple(tiled), part, phase, frozenset(local))
 
 
-def _ends_in_head(graph: Graph, node: Node, part: dict[str, Part]) -> bool:
+def _ends_in_head(graph: Graph, node: Node, part: dict[str, Part], axes: Axes, tiled: Sequence[str]) -> bool:
     """Pooling into bins that only whole nodes read: the end of the image, though it still has its axes."""
     op = find(node)
     if not isinstance(op, Reduction) or not op.binned or node.outputs[0] in graph.outputs:
         return False
-    return all(part[reader.name] is Part.WHOLE for reader in graph.consumers[node.outputs[0]])
+    dims, first = axes.dims[node.inputs[0].value], len(graph.shape(node.inputs[0].value)) - op.spatial
+    binned = all(axis in dims and dims[axis] >= first for axis in tiled)  # not along the batch
+    return binned and all(part[reader.name] is Part.WHOLE for reader in graph.consumers[node.outputs[0]])
 
 
 def _part(graph: Graph, node: Node, axes: Axes, tiled: Sequence[str]) -> Part:

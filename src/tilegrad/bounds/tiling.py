@@ -113,5 +113,3 @@ def check_axes(graph: Graph, axes: Axes, wanted: Sequence[str]) -> None:
                 f"'{graph.name}' has no axis '{axis}'",
                 hint=f"one of {', '.join(found)}" if found else "a network with convolutions or pools",
             )
-    if len(set(wanted)) != len(wanted):
-        raise GridError(f"an axis is named twice in {', '.join(wanted)}")

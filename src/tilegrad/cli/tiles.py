@@ -43,4 +43,6 @@ def make_tiling(args: argparse.Namespace) -> Tiling:
             f"a grid of {len(grid)} sizes for {len(names)} axes ({', '.join(names)})",
             hint=f"--grid {'x'.join(['4'] * len(names))}, or --axes with {len(grid)} names",
         )
+    if len(set(names)) != len(names):
+        raise GridError(f"an axis is named twice in {', '.join(names)}")
     return tile_graph(graph, args.mode, dict(zip(names, grid, strict=True)))

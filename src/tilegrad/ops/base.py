@@ -119,6 +119,7 @@ class Op:
     pads: ClassVar[bool] = False  # does what sticks out of the input count as padding?
     random: ClassVar[bool] = False
     anywhere: ClassVar[bool] = False  # can it make any box along dimensions that no input drives?
+    blind: ClassVar[bool] = False  # reads no input's content, so no gradient passes through it
     fresh_gradient: ClassVar[bool] = False  # is its input's gradient in memory that nothing else reads?
 
     def __init__(self, spatial: int = 0):

@@ -18,6 +18,7 @@ class Fill(Op):
 
     saves = ()
     anywhere = True
+    blind = True
 
     def reads(self, call: Call) -> Reads | None:
         like = call.node.op.endswith("_like")

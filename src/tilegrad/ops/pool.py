@@ -36,7 +36,7 @@ class _Pool(Op):
         """A window as large as the image is a global pool, which can be folded tile by tile."""
         slides, axes = windows(call, self.spatial), self.spatial
         image = call.inputs[0].shape[-axes:]
-        everything = all(s.kernel == n and not s.before for s, n in zip(slides, image, strict=True))
+        everything = all(s.kernel == s.reach == n and not s.before for s, n in zip(slides, image, strict=True))
         if not everything or call.attr("divisor_override") is not None or set(call.out.shape[-axes:]) != {1}:
             return None
         attrs = {"output_size": [1] * axes}

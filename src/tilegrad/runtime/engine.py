@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from ..bounds import call_of
-from ..ir import Graph
+from ..errors import TilegradError
+from ..ir import Graph, Node
 from ..ops import Call, Op, Reduction, find
 from ..region import Box
 from ..schedule import Phase, Schedule, Storage
@@ -52,9 +53,20 @@ class Engine:
         """The values whose gradient is wanted, given the outside values that require one."""
         found = set(graded)
         for node in self.graph.nodes:
-            if node.op != "detach" and any(name in found for name in node.reads):
+            if self._passes(node) and any(name in found for name in node.reads):
                 found.update(out for out in node.outputs if self.graph.type(out).floating)
         return frozenset(found)
+
+    def reached(self, graded: set[str]) -> frozenset[str]:
+        """The values that a gradient of these outputs comes by, even if it is zero when it gets there."""
+        found = set(graded)
+        for node in reversed(self.graph.nodes):
+            if self._passes(node) and any(out in found for out in node.outputs):
+                found.update(node.reads)
+        return frozenset(found)
+
+    def _passes(self, node: Node) -> bool:
+        return node.op != "detach" and not self.op(node.name).blind
 
 
 class Session:
@@ -77,10 +89,11 @@ class Session:
         self.values: dict[str, Whole] = {}
         self.totals: dict[str, tuple[Tensor, ...]] = {}
         self.halos = Shelf(engine.schedule.storage)
-        self.halo_grads: dict[Any, Tensor] = {}
+        self.halo_grads = Shelf(engine.schedule.storage)
         self.grads: dict[str, Whole] = {}
         self.anchor = torch.zeros((), device=device, requires_grad=True)
         self.halo_bytes = 0
+        self.versions: dict[str, int] = {}
         self.spent = False
 
     # -- forward ---------------------------------------------------------------------------------------------------
@@ -94,8 +107,17 @@ class Session:
                 if not self.train:
                     self._drop_unread(at)
         self.halo_bytes = self.halos.bytes
+        self.versions = {name: _version(t) for name, t in self._recomputed_from().items()}
         outputs = [self._outside(name) for name in graph.outputs]
         return outputs, [(old, self._outside(new)) for old, new in graph.updates]
+
+    def _recomputed_from(self) -> dict[str, Tensor]:
+        """What backward reads again and others may write to: inputs, parameters, and outputs that we go on reading."""
+        graph = self.engine.graph
+        replaced = {old for old, _ in graph.updates}
+        found = {name: t for name, t in self.tensors.items() if name not in replaced}
+        read = {name for phase in self.engine.schedule.phases for name in (*phase.boxed, *phase.whole)}
+        return found | {name: self._outside(name) for name in graph.outputs if name in read and name in self.values}
 
     def _outside(self, name: str) -> Tensor:
         if name in self.tensors:
@@ -125,6 +147,7 @@ class Session:
     def backward(self, grads: Sequence[Tensor | None]) -> dict[str, Tensor]:
         """Gradients of the outside values, given those of the outputs."""
         self.spent = True
+        self._check_unchanged()
         for name, grad in zip(self.engine.graph.outputs, grads, strict=True):
             if grad is not None and name in self.needs:
                 self.add_gradient(name, Box.full(self.shape(name)), grad, shared=True)
@@ -134,7 +157,19 @@ class Session:
                 if phase is self._home(node.outputs[0]):
                     self.values.pop(node.outputs[0], None)
                     self.grads.pop(node.outputs[0], None)
-        return {n: g.read(Box.full(self.shape(n))) for n, g in self.grads.items() if n in self.tensors}
+        found = {n: g.read(Box.full(self.shape(n))) for n, g in self.grads.items() if n in self.tensors}
+        given = {n for n, grad in zip(self.engine.graph.outputs, grads, strict=True) if grad is not None}
+        for name in self.engine.reached(given) & self.needs & self.tensors.keys() - found.keys():
+            found[name] = torch.zeros_like(self.tensors[name])
+        return found
+
+    def _check_unchanged(self) -> None:
+        for name, tensor in self._recomputed_from().items():
+            if _version(tensor) != self.versions[name]:
+                raise TilegradError(
+                    f"'{name}' was written to after the forward pass, and backward needs it as it was",
+                    hint="backward before optimizer.step() and before writing in place to inputs and outputs",
+                )
 
     def _home(self, value: str) -> Phase | None:
         """The phase that stores a value (replayed nodes run in others too)."""
@@ -220,6 +255,11 @@ class Session:
 
     def seed_of(self, node: str) -> int:
         return self.seed ^ zlib.crc32(node.encode()) << 20
+
+
+def _version(tensor: Tensor) -> int:
+    """How often a tensor was written to in place, as autograd counts."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 @contextlib.contextmanager

@@ -55,8 +55,10 @@ class Island:
         self.saved.pending.clear()
         roots = [(t, g) for t, g in self.roots if t.requires_grad]
         self.roots = []
+        first = [leaf for leaf in self.whole.values() if leaf.requires_grad and leaf.grad is None]
         if roots:
             torch.autograd.backward([t for t, _ in roots], [g for _, g in roots])
+        _own_memory([*first, *(leaf for _, _, leaf in self.leaves)], [g for _, g in roots])
         for value, box, leaf in self.leaves:
             if leaf.grad is not None:
                 self._leave_gradient(value, box, leaf.grad)
@@ -112,11 +114,21 @@ class Island:
 
     def _run_owned(self, names: Sequence[str], tiles: list[Tensor], run: Any, out: str, box: Box) -> Tensor:
         assert self.tiling is not None
-        whole = [name in self.whole for name in names]
-        if not any(w and t.requires_grad for w, t in zip(whole, tiles, strict=True)):
+        full, share = Box.full(box.shape), self.tiling.box("share", out, self.tile).within(box)
+        answers = [self._answers(name, out, full, share) for name in names]
+        if not any(part != full and t.requires_grad for part, t in zip(answers, tiles, strict=True)):
             return run(tiles)
-        share = self.tiling.box("share", out, self.tile).within(box)
-        return OwnedFunction.apply(run, whole, share, *tiles)  # type: ignore[no-untyped-call]
+        return OwnedFunction.apply(run, answers, *tiles)  # type: ignore[no-untyped-call]
+
+    def _answers(self, name: str, out: str, full: Box, share: Box) -> Box:
+        """The part of this tile's output that gives `name` its gradient: the share along axes that `name` has not."""
+        assert self.tiling is not None
+        sides = list(full)
+        for axis in self.tiling.tiled:
+            if name in self.whole or name not in self.tiling.spans[axis].share:
+                dim = self.tiling.axes.dims[out][axis]
+                sides[dim] = share[dim]
+        return Box(sides)
 
     def _join(self, step: Join) -> None:
         session, number = self.session, self.phase.number
@@ -142,8 +154,8 @@ class Island:
         seam = Seam(
             step,
             received,
-            take=lambda axis: session.halo_grads.pop((value, axis, self._after(axis)), None),
-            leave=lambda axis, grad: session.halo_grads.__setitem__((value, axis, self.tile), grad),
+            take=lambda axis: session.halo_grads.take((value, axis, self._after(axis))),
+            leave=lambda axis, grad: session.halo_grads.put((value, axis, self.tile), grad),
             fresh=fresh,
         )
         held, token = JoinFunction.apply(session.anchor, own, seam)  # type: ignore[no-untyped-call]
@@ -175,6 +187,17 @@ class Island:
         if grad is not None and tile.requires_grad:
             result = op.surrogate(call, tile, session.totals[step.node], place)
             self.roots.append((result, grad.to(result.dtype).reshape(result.shape)))
+
+
+def _own_memory(leaves: Sequence[Tensor], seeds: Sequence[Tensor]) -> None:
+    """A gradient may be a view of a seed or of another leaf's (of a sum over one element, say), and autograd keeps it
+    as it is. More will be added to it in place, so it is given memory of its own."""
+    taken = {seed.untyped_storage()._cdata for seed in seeds}
+    for leaf in leaves:
+        if leaf.grad is not None:
+            if leaf.grad.untyped_storage()._cdata in taken:
+                leaf.grad = leaf.grad.clone()
+            taken.add(leaf.grad.untyped_storage()._cdata)
 
 
 class _Saved:

@@ -64,6 +64,7 @@ class _NullSession(Session):
         super().__init__(Engine(schedule), tensors, torch.device("meta"), train=bool(graded))
         self.ready: dict[str, Tensor] = {}  # made before the count begins, as what is stored already
         self.halos = _NullShelf(schedule.storage)
+        self.halo_grads = _NullShelf(schedule.storage)
 
     def read(self, name: str, box: Box) -> Tensor:
         if name in self.tensors:
@@ -176,8 +177,8 @@ class _Ledger:
 
     def _mark(self, phase: Phase, tile: tuple[int, ...], steps: Sequence[Step], *, graded: bool) -> None:
         tile_bytes = self._tile_bytes(phase, steps, graded)
-        halos = self.halo_bytes if self.on_device else 0
-        now = self.kept + halos + self.grad_bytes + sum(self.halo_grads.values()) + tile_bytes
+        halos = self.halo_bytes + sum(self.halo_grads.values()) if self.on_device else 0
+        now = self.kept + halos + self.grad_bytes + tile_bytes
         self.total = max(self.total, now + self.parameter_grads)
         if now > self.peak:
             self.peak = now

@@ -4,7 +4,8 @@ Rule R1  A seam joins what a tile made with the halos it received. In backward i
          tiles left for the halos it gave, then leaves the gradients of the halos it received for earlier tiles. Every
          gradient is thus complete when it is used.
 Rule R2  Halos are constants to autograd: their gradients travel through the session's shelf, tile by tile.
-Rule R3  In gather mode tiles overlap, and each answers for its share of a weight's gradient only.
+Rule R3  In gather mode tiles overlap: along an axis that an input has not (a weight has none) a tile answers for its
+         share of the output only.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Seam:
     join: Join
     received: list[Tensor]
     take: Callable[[int], Tensor | None]  # the gradient that the tile after this one along an axis left
-    leave: Callable[[int, Tensor], None]  # leave the gradient of a received halo for the tile before
+    leave: Callable[[int, Tensor], None]  # leave a copy of a received halo's gradient for the tile before
     fresh: bool = False  # does the gradient arrive in memory that nobody else reads?
 
     def assemble(self, own: Tensor | None) -> Tensor:
@@ -66,7 +67,7 @@ class JoinFunction(Function):
         if grad is None:
             return None, None, None
         for halo in join.receives:
-            seam.leave(halo.axis, grad[halo.box.within(join.held).slices].clone())
+            seam.leave(halo.axis, grad[halo.box.within(join.held).slices])
         if not ctx.has_own:
             return None, None, None
         return None, grad[join.own.within(join.held).slices], None
@@ -80,33 +81,37 @@ def _writable(grad: Tensor | None, seam: Seam, like: Tensor) -> Tensor:
 
 
 class OwnedFunction(Function):
-    """Run a node so that gradients of whole inputs (weights) come from this tile's share of its output only."""
+    """Run a node so that each input's gradient comes from the part of the output that this tile answers for."""
 
     @staticmethod
-    def forward(
-        ctx: Any, run: Callable[[Sequence[Tensor]], Tensor], whole: Sequence[bool], share: Box, *inputs: Tensor
-    ) -> Tensor:
+    def forward(ctx: Any, run: Callable[[Sequence[Tensor]], Tensor], answers: Sequence[Box], *inputs: Tensor) -> Tensor:
         ctx.set_materialize_grads(False)
-        needs = ctx.needs_input_grad[3:]
+        needs = ctx.needs_input_grad[2:]
         with torch.enable_grad():
             leaves = [t.detach().requires_grad_(need) for t, need in zip(inputs, needs, strict=True)]
             result = run(leaves)
-        ctx.inner, ctx.leaves, ctx.whole, ctx.share, ctx.needs = result, leaves, whole, share, needs
+        ctx.inner, ctx.leaves, ctx.answers, ctx.needs = result, leaves, answers, needs
         return result.detach()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
         found: list[Tensor | None] = [None] * len(ctx.leaves)
         if grad is None or not ctx.inner.requires_grad:
-            return (None, None, None, *found)
-        masked = torch.zeros_like(grad)
-        masked[ctx.share.slices] = grad[ctx.share.slices]
-        for whole, seed in ((False, grad), (True, masked)):
-            at = [i for i, need in enumerate(ctx.needs) if need and ctx.whole[i] is whole]
+            return (None, None, *found)
+        for part in dict.fromkeys(ctx.answers):
+            at = [i for i, need in enumerate(ctx.needs) if need and ctx.answers[i] == part]
             if at:
                 leaves = [ctx.leaves[i] for i in at]
-                grads = torch.autograd.grad(ctx.inner, leaves, seed, retain_graph=True, allow_unused=True)
+                grads = torch.autograd.grad(ctx.inner, leaves, _only(grad, part), retain_graph=True, allow_unused=True)
                 for i, g in zip(at, grads, strict=True):
                     found[i] = g
         ctx.inner = None
-        return (None, None, None, *found)
+        return (None, None, *found)
+
+
+def _only(grad: Tensor, part: Box) -> Tensor:
+    if part.shape == tuple(grad.shape):
+        return grad
+    masked = torch.zeros_like(grad)
+    masked[part.slices] = grad[part.slices]
+    return masked

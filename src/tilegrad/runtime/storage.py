@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import tempfile
+import weakref
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -33,6 +34,7 @@ class _File:
 
     def __init__(self) -> None:
         self.file = tempfile.TemporaryFile(prefix="tilegrad-")  # noqa: SIM115 - lives as long as its owner
+        weakref.finalize(self, self.file.close)
         self.end = 0
 
     def reserve(self, shape: Sequence[int], dtype: torch.dtype) -> _Spot:
@@ -75,6 +77,10 @@ class Shelf:
         else:
             kept = tensor.clone(memory_format=torch.preserve_format)
         self.items[key] = (kept, tensor.device)
+
+    def take(self, key: Hashable) -> Tensor | None:
+        """The tensor, for the last time; None where nothing was left."""
+        return self.get(key, last=True) if key in self.items else None
 
     def get(self, key: Hashable, *, last: bool) -> Tensor:
         """The tensor on its device; `last`: nobody will ask again."""
