@@ -204,7 +204,7 @@ class _Saved:
     """What autograd saves, behind handles: when a tensor is copied into a held box, the copy is saved instead."""
 
     def __init__(self) -> None:
-        self.pending: dict[int, list[_Handle]] = {}
+        self.pending: dict[tuple[int, int], list[_Handle]] = {}
 
     def hooks(self) -> Any:
         return torch.autograd.graph.saved_tensors_hooks(self._pack, lambda handle: handle.tensor)
@@ -212,11 +212,11 @@ class _Saved:
     def _pack(self, tensor: Tensor) -> _Handle:
         handle = _Handle(tensor)
         if tensor.numel():
-            self.pending.setdefault(tensor.data_ptr(), []).append(handle)
+            self.pending.setdefault(_memory(tensor), []).append(handle)
         return handle
 
     def adopt(self, own: Tensor, copy: Tensor) -> None:
-        for handle in self.pending.pop(own.data_ptr(), ()) if own.numel() else ():
+        for handle in self.pending.pop(_memory(own), ()) if own.numel() else ():
             if handle.tensor.shape == copy.shape and handle.tensor.dtype == copy.dtype:
                 handle.tensor = copy
 
@@ -226,3 +226,8 @@ class _Handle:
 
     def __init__(self, tensor: Tensor):
         self.tensor = tensor
+
+
+def _memory(tensor: Tensor) -> tuple[int, int]:
+    """Which memory a tensor begins in; tells tensors without data apart too."""
+    return tensor.untyped_storage()._cdata, tensor.storage_offset()

@@ -24,7 +24,7 @@ from .island import Island
 from .peak import PeakBytes
 from .storage import Shelf
 
-LARGEST = 3  # tiles of a walk that are run to learn what a tile needs
+LARGEST = 6  # tiles of a walk that are run to learn what a tile needs
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ def predict(schedule: Schedule, graded: Sequence[str] | None = None, *, train: b
     for phase in schedule.phases:
         ledger.forward(phase)
     halos = ledger.halo_bytes
+    ledger.receive(graph.outputs if train else ())
     for phase in reversed(schedule.phases) if train else ():
         ledger.backward(phase)
     outside = sum(graph.type(v.name).bytes for v in graph.values if not v.kind.computed)
@@ -100,7 +101,8 @@ class _NullShelf(Shelf):
     def get(self, key: Any, *, last: bool) -> Tensor:
         found = self.items[key][0]
         assert isinstance(found, Tensor)
-        return found if self.storage is Storage.DEVICE else torch.empty_like(found)
+        # the last reader takes it off the shelf: from then on it is the tile's
+        return torch.empty_like(found) if last or self.storage is not Storage.DEVICE else found
 
 
 def _blank(graph: Graph, name: str, shape: Sequence[int] | None = None) -> Tensor:
@@ -118,7 +120,7 @@ class _Ledger:
         self.on_device = schedule.storage is Storage.DEVICE
         self.kept = self.halo_bytes = self.grad_bytes = 0
         self.parameter_grads = 0
-        self.grads: set[str] = {name for name in schedule.graph.outputs if name in self.session.needs}
+        self.grads: set[str] = set()
         self.peak = self.total = 0.0
         self.worst = self.worst_node = ""
         self.halo_grads: dict[Any, int] = {}
@@ -135,19 +137,27 @@ class _Ledger:
             if not self.session.train:
                 self.halo_bytes -= sum(self._bytes(j.value, h.box) for j in joins for h in j.receives)
 
+    def receive(self, outputs: Sequence[str]) -> None:
+        """The caller brings the gradients of the outputs."""
+        self._add_gradients([name for name in dict.fromkeys(outputs) if name in self.session.needs])
+
     def backward(self, phase: Phase) -> None:
         made = [*phase.stores, *(f.outputs[0] for f in phase.folds)]
         if any(name in self.grads for name in made):
-            tiles = phase.tiles(backward=True)
-            reads = [v for v in (*phase.boxed, *phase.whole) if v in self.session.needs]
-            if len(tiles) > 1:  # gradients that tiles add to; a single tile just makes them
-                self._add_gradients(reads)
-            for tile in tiles:
+            needed = self.session.needs
+            if len(phase.tiles(backward=True)) > 1:  # whole gradients that tiles add to; a single tile makes its own
+                self._add_gradients([v for v in phase.boxed if v in needed])
+            for tile in phase.tiles(backward=True):
                 steps = phase.steps(tile, backward=True)
+                joins = [step for step in steps if isinstance(step, Join)]
+                self.halo_bytes -= sum(self._bytes(j.value, h.box) for j in joins for h in j.receives)
                 self._mark(phase, tile, steps, graded=True)
-                self._pass_halos(tile, steps)
-            self._add_gradients(reads)
+                self._pass_halos(tile, joins)
+                # the first tile that uses a weight makes its gradient, the others add to it
+                self._add_gradients([v for v in (*phase.boxed, *self._weights(phase, steps)) if v in needed])
         for name in made:
+            if name in self.graph.outputs:
+                continue  # the caller still holds it, and its gradient
             self.kept -= self._stored_bytes(name)
             if name in self.grads and name not in self.session.tensors:
                 self.grads.discard(name)
@@ -163,25 +173,32 @@ class _Ledger:
             else:
                 self.grad_bytes += self._gradient_bytes(name)
 
-    def _pass_halos(self, tile: tuple[int, ...], steps: Sequence[Step]) -> None:
-        for step in steps:
-            if not isinstance(step, Join):
-                continue
-            self.halo_bytes -= sum(self._bytes(step.value, h.box) for h in step.receives)
-            if step.value in self.session.needs:
-                for halo in step.gives:
+    def _pass_halos(self, tile: tuple[int, ...], joins: Sequence[Join]) -> None:
+        for join in joins:
+            if join.value in self.session.needs:
+                for halo in join.gives:
                     after = tuple(t + (k == halo.axis) for k, t in enumerate(tile))
-                    self.halo_grads.pop((step.value, halo.axis, after), None)
-                for halo in step.receives:
-                    self.halo_grads[step.value, halo.axis, tile] = self._bytes(step.value, halo.box)
+                    self.halo_grads.pop((join.value, halo.axis, after), None)
+                for halo in join.receives:
+                    self.halo_grads[join.value, halo.axis, tile] = self._bytes(join.value, halo.box)
+
+    def _weights(self, phase: Phase, steps: Sequence[Step]) -> list[str]:
+        """The whole values that a tile reads."""
+        nodes = [self.graph.node[step.node] for step in steps if isinstance(step, Compute)]
+        return list(dict.fromkeys(v for node in nodes for v in node.reads if v in phase.whole))
 
     def _mark(self, phase: Phase, tile: tuple[int, ...], steps: Sequence[Step], *, graded: bool) -> None:
-        tile_bytes = self._tile_bytes(phase, steps, graded)
+        made = [v for v in self._weights(phase, steps) if graded and v in self.session.needs and v not in self.grads]
+        weights = sum(self._bytes(v) for v in made if self.graph.value[v].kind is Kind.PARAMETER)
+        if made:
+            tile_bytes: float = self._run_tile(phase, tile, steps, graded)
+        else:
+            tile_bytes = self._tile_bytes(phase, steps, graded)
         halos = self.halo_bytes + sum(self.halo_grads.values()) if self.on_device else 0
         now = self.kept + halos + self.grad_bytes + tile_bytes
         self.total = max(self.total, now + self.parameter_grads)
-        if now > self.peak:
-            self.peak = now
+        if now - weights > self.peak:
+            self.peak = now - weights
             self.worst = f"phase {phase.number}, {'backward' if graded else 'forward'}, tile {tile}"
             sizes = {s.node: s.out.volume for s in steps if isinstance(s, Compute)}
             self.worst_node = self.graph.node[max(sizes, key=sizes.__getitem__)].describe() if sizes else ""
@@ -191,9 +208,7 @@ class _Ledger:
         return type_.bytes if box is None else box.volume * type_.item_bytes
 
     def _gradient_bytes(self, name: str) -> int:
-        """Device bytes of a whole gradient; those of outputs are the caller's."""
-        if name in self.graph.outputs:
-            return 0
+        """Device bytes of a whole gradient."""
         return self._bytes(name) if name in self.session.tensors else self._stored_bytes(name)
 
     def _stored_bytes(self, name: str) -> int:
@@ -247,7 +262,7 @@ class _Ledger:
         whole = {name: session.read(name, Box.full(session.shape(name))).detach() for name in phase.whole}
         for name, leaf in whole.items():
             leaf.requires_grad_(graded and name in session.needs)
-            if leaf.requires_grad and len(phase.tiles()) > 1:
+            if leaf.requires_grad and name in self.grads:
                 leaf.grad = torch.empty_like(leaf)  # gradients add up in place; the ledger counts them
         with PeakBytes("meta") as peak:
             _run(session, phase, tile, whole, steps, graded)

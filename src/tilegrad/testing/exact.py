@@ -75,35 +75,38 @@ def assert_same_step(
     *,
     exact: bool = True,
     tolerance: float = 1e-10,
+    quiet: float = 1e-3,
     constant: Sequence[int] = (),
     seed: int = 0,
     **tile_options: Any,
 ) -> Step:
     """Run a step of a copy of `module` plain and of another one tiled, and compare all they leave behind.
 
-    exact: every number equal (use `integer_module`); otherwise within `tolerance` of the largest output, gradient or
-    buffer (not of each one by itself: the gradient of a bias before batch norm is zero but for rounding). Returns the
-    plain step.
+    exact: every number equal (use `integer_module`); otherwise within `tolerance` of the largest entry of a tensor.
+    quiet: a tensor smaller than this share of the largest output (gradient, buffer) is measured against that share: it
+    may be zero but for rounding, as is the gradient of a bias before batch norm. Returns the plain step.
     """
     inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs)
     wanted = run_step(copy.deepcopy(module), inputs, constant=constant, seed=seed)
     found = run_step(tile(copy.deepcopy(module), **tile_options), inputs, constant=constant, seed=seed)
-    assert_same(found, wanted, exact=exact, tolerance=tolerance, note=f"tiled with {tile_options}")
+    assert_same(found, wanted, exact=exact, tolerance=tolerance, quiet=quiet, note=f"tiled with {tile_options}")
     return wanted
 
 
-def assert_same(found: Step, wanted: Step, *, exact: bool = True, tolerance: float = 1e-10, note: str = "") -> None:
+def assert_same(
+    found: Step, wanted: Step, *, exact: bool = True, tolerance: float = 1e-10, quiet: float = 1e-3, note: str = ""
+) -> None:
     """Raise an AssertionError that names all that differs between two steps, and where first."""
     wrong = []
     for part in ("outputs", "gradients", "buffers"):
         a, b = getattr(found, part), getattr(wanted, part)
-        largest = max(map(size_of, b.values()), default=0.0)
+        floor = quiet * max(map(size_of, b.values()), default=0.0)
         if a.keys() != b.keys():
             wrong.append(f"{part}: {', '.join(a)} where {', '.join(b)} were due")
             continue
-        wrong += [
-            text for name in b if (text := _difference(name, a[name], b[name], None if exact else tolerance * largest))
-        ]
+        for name, tensor in b.items():
+            allowed = None if exact else tolerance * max(floor, size_of(tensor))
+            wrong += _differences(name, a[name], tensor, allowed)
     if wrong:
         raise AssertionError("\n  ".join((note or "two steps differ", *wrong)))
 
@@ -115,23 +118,22 @@ def size_of(tensor: Tensor | None) -> float:
     return float(tensor.double().abs().nan_to_num(posinf=0.0).max())
 
 
-def _difference(name: str, found: Tensor | None, wanted: Tensor | None, allowed: float | None) -> str | None:
-    if found is None or wanted is None:
-        return None if found is wanted else f"{name}: {_kind(found)} where {_kind(wanted)} was due"
-    if found.shape != wanted.shape or found.dtype != wanted.dtype:
-        return f"{name}: {_kind(found)} where {_kind(wanted)} was due"
+def _differences(name: str, found: Tensor | None, wanted: Tensor | None, allowed: float | None) -> list[str]:
+    if found is None and wanted is None:
+        return []
+    if found is None or wanted is None or (found.shape, found.dtype) != (wanted.shape, wanted.dtype):
+        return [f"{name}: {_kind(found)} where {_kind(wanted)} was due"]
     same = (found == wanted) | (found.isnan() & wanted.isnan())
     if allowed is not None and found.is_floating_point():
         same |= (found - wanted).abs() <= allowed
     if bool(same.all()):
-        return None
+        return []
     first = tuple((~same).nonzero()[0].tolist())
-    worst = size_of(found.double() - wanted.double())
-    return (
+    return [
         f"{name}: {int((~same).sum())} of {same.numel()} differ, first at {list(first)}: "
-        f"{found[first].item():.17g} for {wanted[first].item():.17g}; largest difference {worst:.3g}, "
-        f"largest entry {size_of(wanted):.3g}"
-    )
+        f"{found[first].item():.17g} for {wanted[first].item():.17g}; largest difference "
+        f"{size_of(found.double() - wanted.double()):.3g}, largest entry {size_of(wanted):.3g}"
+    ]
 
 
 def _kind(tensor: Tensor | None) -> str:

@@ -270,7 +270,9 @@ def _larger(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _cropped(x: Tensor, cuts: list[tuple[int | None, int | None, int]]) -> Tensor:
-    return x[(..., *(slice(*cut) for cut in cuts))]
+    for axis, cut in enumerate(cuts):
+        x = x[(slice(None),) * (axis + 2) + (slice(*cut),)]
+    return x
 
 
 def _overwritten(x: Tensor) -> Tensor:

@@ -132,7 +132,7 @@ def _run(network: RandomNetwork) -> list[Tensor] | None:
         values = network.values(network.inputs()[0].requires_grad_())
         for value in values:
             value.retain_grad()
-        values[-1].sum().backward()
+        torch.autograd.backward(values[-1].sum())
     except (RuntimeError, ValueError):
         return None
     network.zero_grad()

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -65,9 +66,9 @@ def check_operator(
         for at, shape in enumerate(shapes)
     ]
     check_boxes(function, inputs, exact=exact, tolerance=tolerance, poison=poison)
-    module, options = Function(function), {"exact": exact, "tolerance": tolerance, "constant": constant, "tile": tile}
+    step = partial(assert_same_step, Function(function), inputs, exact=exact, tolerance=tolerance, constant=constant)
     for mode in modes:
-        assert_same_step(module, inputs, mode=mode, **options)
+        step(tile=tile, mode=mode)
 
 
 def check_boxes(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -49,20 +51,22 @@ def test_the_predicted_peak_is_the_measured_one(name: str) -> None:
     for mode in ("stream", "scatter"):
         tiled = tilegrad.tile(net, tile=size // 3, mode=mode)
         predicted = tiled.plan_for(x).schedule.predicted["total_bytes"]
-        assert _measured(net, tiled, x) == pytest.approx(predicted, rel=0.05)
+        measured = _measured(net, tiled, x)
+        assert 0.98 * measured <= predicted <= 1.12 * measured, mode
     assert _measured(net, net, x) == pytest.approx(
         tilegrad.tile(net, mode="none").plan_for(x).schedule.predicted["total_bytes"], rel=0.02
     )
 
 
-@pytest.mark.parametrize("halos", ["device", "disk"])
-def test_a_budget_is_kept(halos: str) -> None:
-    net = resnet18(width=0.25, classes=4)
-    x = torch.randn(1, 3, 256, 256)
+@pytest.mark.parametrize(("make", "halos"), [(vgg16, "device"), (resnet18, "disk")])
+def test_a_budget_is_kept(make: Callable[..., nn.Module], halos: str) -> None:
+    net = make(width=0.125, classes=4, **({"head": "pool"} if make is vgg16 else {}))
+    x = torch.randn(1, 3, 320, 320)
     plain = _measured(net, net, x)
-    for share in (0.9, 0.75):
+    for share in (0.7, 0.5):
         budget = int(plain * share)
         tiled = tilegrad.tile(net, budget=budget, halos=halos)
+        tiled.plan_for(x)
         assert _measured(net, tiled, x) <= budget
         assert tiled.plan.schedule.mode == "stream"
 
