@@ -26,9 +26,9 @@ from tilegrad.units import format_bytes, parse_bytes
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train a residual network on an image that does not fit.")
     parser.add_argument("--size", type=int, default=4096)
-    parser.add_argument("--budget", default="640MiB")
+    parser.add_argument("--budget", default="400MiB")
     parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--width", type=float, default=0.5)
+    parser.add_argument("--width", type=float, default=0.25)
     args = parser.parse_args()
     torch.manual_seed(0)
     net = resnet18(classes=2, width=args.width)

@@ -230,4 +230,4 @@ class _Handle:
 
 def _memory(tensor: Tensor) -> tuple[int, int]:
     """Which memory a tensor begins in; tells tensors without data apart too."""
-    return tensor.untyped_storage()._cdata, tensor.storage_offset()
+    return tensor.untyped_storage()._cdata, int(tensor.storage_offset())

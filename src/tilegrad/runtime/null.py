@@ -125,15 +125,20 @@ class _Ledger:
         self.worst = self.worst_node = ""
         self.halo_grads: dict[Any, int] = {}
         self.tiles: dict[Any, tuple[dict[Any, int], float]] = {}
+        # where a network has many short phases, the tiles of each are alike
+        self.largest = max(1, LARGEST // max(1, sum(phase.tiled for phase in schedule.phases)))
 
     def forward(self, phase: Phase) -> None:
-        for name in (*phase.stores, *(f.outputs[0] for f in phase.folds)):
-            self.kept += self._stored_bytes(name)
+        made = [*phase.stores, *(f.outputs[0] for f in phase.folds)]
+        self.kept += sum(map(self._stored_bytes, made))
+        # a tile that is run again in backward needs more there than here
+        again = any(name in self.session.needs for name in made)
         for tile in phase.tiles():
             steps = phase.steps(tile)
             joins = [step for step in steps if isinstance(step, Join)]
             self.halo_bytes += sum(self._bytes(j.value, h.box) for j in joins for h in j.gives)
-            self._mark(phase, tile, steps, graded=False)
+            if not again:
+                self._mark(phase, tile, steps, graded=False)
             if not self.session.train:
                 self.halo_bytes -= sum(self._bytes(j.value, h.box) for j in joins for h in j.receives)
 
@@ -223,7 +228,7 @@ class _Ledger:
         if key not in self.tiles:
             tiles = [(t, phase.steps(t, backward=graded)) for t in phase.tiles(backward=graded)]
             kinds = {_signature(each): (t, each) for t, each in tiles}
-            largest = sorted(kinds, key=lambda k: self._volume(kinds[k][1]), reverse=True)[:LARGEST]
+            largest = sorted(kinds, key=lambda k: self._volume(kinds[k][1]), reverse=True)[: self.largest]
             exact = {k: self._run_tile(phase, *kinds[k], graded) for k in largest}
             rate = max(count / max(1, self._volume(kinds[k][1])) for k, count in exact.items())
             self.tiles[key] = (exact, rate)
