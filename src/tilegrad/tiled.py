@@ -19,7 +19,7 @@ from .errors import GridError, InputError, TilegradError
 from .importers import Captured, export_module
 from .ir import Graph, Kind
 from .runtime import Engine, Session, plain_bytes
-from .schedule import Schedule, Storage, check_schedule, format_plan
+from .schedule import Schedule, Storage, check_schedule, format_plan, plan_to_json
 from .units import parse_bytes
 
 
@@ -195,6 +195,10 @@ class Plan:
 
     def __str__(self) -> str:
         return format_plan(self.schedule)
+
+    def to_json(self) -> dict[str, Any]:
+        """Mode, phases with their grids, and predicted figures, as plain data."""
+        return plan_to_json(self.schedule)
 
 
 def _is_shape(item: Any) -> bool:

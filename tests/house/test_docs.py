@@ -26,7 +26,7 @@ from tilegrad.ops import registered, registry
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
-FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```\n(?:\n*([^\n]*))", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$(?=\n*([^\n]*))", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?(?: ?(?:B|[KMG]iB)\b)?")
 FORBIDDEN = ("/work", "helper")
 
@@ -71,7 +71,9 @@ def test_python_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             with contextlib.redirect_stdout(printed):
                 execute(block, page, names)
         elif block.info == "text output":
-            assert wording(printed.getvalue()) == wording(block.text), f"{page.name}:{block.line} is not what is printed"
+            assert wording(printed.getvalue()) == wording(block.text), (
+                f"{page.name}:{block.line} is not what is printed"
+            )
 
 
 def wording(text: str) -> list[str]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..errors import CaptureError
 from ..ir import Build, Graph, Input, Node, check_graph
-from ..ops import Call, Reduction, find
+from ..ops import Call, Reduction, aten, find
 from .axes import label_axes
 
 
@@ -24,6 +25,7 @@ def lower_graph(graph: Graph) -> Graph:
     for original in graph.nodes:
         node = _rename(original, renamed)
         build.source, build.prefix = node.source, f"{node.name}."
+        _refuse_unseeded(node)
         call = Call(node, tuple(map(build.type, node.reads)), tuple(map(graph.type, node.outputs)))
         tiled = tuple(axes.dims[original.reads[0]].values()) if original.inputs else ()
         found = find(node).lower(call, build, tiled)
@@ -37,6 +39,16 @@ def lower_graph(graph: Graph) -> Graph:
     lowered = build.graph([renamed.get(name, name) for name in graph.outputs])
     check_graph(lowered)
     return lowered
+
+
+def _refuse_unseeded(node: Node) -> None:
+    """A tile is computed more than once: what it draws must be the same every time."""
+    if node.target and aten.is_random(node.target) and not find(node).random:
+        raise CaptureError(
+            f"'{node.op}' draws random numbers that tiles cannot repeat",
+            where=node.describe(),
+            hint="torch.rand_like, torch.randn_like, torch.bernoulli or dropout, or draw outside and pass it as an input",
+        )
 
 
 def _take_inputs_in(build: Build) -> None:

@@ -49,6 +49,14 @@ class Tiling:
                 sides[self.axes.dims[value][axis]] = tracks[value][t]
         return Box(sides)
 
+    def computed(self, value: str) -> float:
+        """Elements of `value` computed by all tiles together: a product of sums, since axes are independent."""
+        total = float(self.graph.type(value).size)
+        for axis in self.tiled:
+            n = self.graph.shape(value)[self.axes.dims[value][axis]]
+            total *= sum(span.size for span in self.spans[axis].own[value]) / n
+        return total
+
     def reads(self, node: Node, out: Box) -> tuple[Box, ...]:
         """What the node reads to make `out`, not clipped."""
         boxes = find(node).needs(call_of(self.graph, node), out)

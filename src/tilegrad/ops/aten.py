@@ -77,3 +77,8 @@ def _invoke(function: Any, kwargs: dict[str, Any]) -> Any:
 def is_pointwise(target: str) -> bool:
     """torch itself tags the operators that work element by element."""
     return target.startswith("aten.") and torch.Tag.pointwise in overload(target).tags
+
+
+def is_random(target: str) -> bool:
+    """torch itself tags the operators that draw from a generator."""
+    return target.startswith("aten.") and torch.Tag.nondeterministic_seeded in overload(target).tags

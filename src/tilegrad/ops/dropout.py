@@ -1,7 +1,4 @@
-"""Random masks that depend on nothing but a seed, the node and the place in the whole value.
-
-The same element gets the same draw for any tiling, under recompute and on any number of workers.
-"""
+"""Dropout, spatial dropout and alpha dropout, with masks from `random.uniform`: the same for any tiling."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ from torch import Tensor
 
 from ..region import Box
 from .base import Call, Op, Place, Reads, Sample, pointwise
+from .random import uniform
 from .registry import op
 
 
@@ -32,7 +30,7 @@ class Dropout(Op):
         box = place.out
         if "feature" in call.node.op:  # one draw per sample and channel
             box = Box((*box[:2], *((0, 1) for _ in box[2:])))
-        keep = uniform(place.seed, box, call.out.shape, x.device) >= p
+        keep = uniform(place.seed, box, x.device) >= p
         if "alpha" not in call.node.op:
             return x * (keep.to(x.dtype) / (1 - p if p < 1 else 1))
         # Keeps mean and variance of a self-normalising network (Klambauer et al., 2017).
@@ -46,26 +44,3 @@ class Dropout(Op):
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield Sample(lambda x: F.dropout(x, 0.5, training=False) * 2, ((1, 2, 5, 6),), "off")
-
-
-def uniform(seed: int, box: Box, shape: Sequence[int], device: torch.device) -> Tensor:
-    """Numbers in [0, 1), one per element of `box` of a value of `shape`, by hashing coordinates."""
-    state = torch.full((1,) * len(box), _wrap(seed), dtype=torch.int64, device=device)
-    for dim, side in enumerate(box):
-        at = torch.arange(side.lo, side.hi, dtype=torch.int64, device=device)
-        at = at.view([-1 if d == dim else 1 for d in range(len(box))])
-        state = _mix(state + (at + 1) * _wrap(0x9E3779B97F4A7C15 + 2 * dim))
-    return (state >> 11 & (1 << 53) - 1).to(torch.float64).mul_(2.0**-53)
-
-
-def _wrap(number: int) -> int:
-    """The same 64 bits as a signed integer."""
-    number &= (1 << 64) - 1
-    return number - (1 << 64) if number >> 63 else number
-
-
-def _mix(z: Tensor) -> Tensor:
-    """The finaliser of splitmix64 (Steele, Lea and Flood, 2014); shifts are made logical by masking."""
-    z = (z ^ (z >> 30 & (1 << 34) - 1)) * _wrap(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> 27 & (1 << 37) - 1)) * _wrap(0x94D049BB133111EB)
-    return z ^ (z >> 31 & (1 << 33) - 1)

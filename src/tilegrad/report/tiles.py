@@ -86,17 +86,8 @@ def work(tiling: Tiling) -> float:
         per_element = find(node).flops(call_of(tiling.graph, node))
         out = node.outputs[0]
         whole += per_element * tiling.graph.type(out).size
-        done += per_element * _computed(tiling, out)
+        done += per_element * tiling.computed(out)
     return done / whole if whole else 1.0
-
-
-def _computed(tiling: Tiling, value: str) -> float:
-    """Elements of `value` computed by all tiles: a product of sums, since axes are independent."""
-    total = float(tiling.graph.type(value).size)
-    for axis in tiling.tiled:
-        n = tiling.graph.shape(value)[tiling.axes.dims[value][axis]]
-        total *= sum(span.size for span in tiling.spans[axis].own[value]) / n
-    return total
 
 
 def largest_working_set(tiling: Tiling) -> int:

@@ -109,15 +109,31 @@ class Session:
         self.halo_bytes = self.halos.bytes
         self.versions = {name: _version(t) for name, t in self._recomputed_from().items()}
         outputs = [self._outside(name) for name in graph.outputs]
-        return outputs, [(old, self._outside(new)) for old, new in graph.updates]
+        updates = [(old, self._outside(new)) for old, new in graph.updates]
+        self._hand_over()
+        return outputs, updates
+
+    def _hand_over(self) -> None:
+        """Keep no hold of what is given away: an output knows its session, which would so keep itself alive. Where a
+        later phase reads an output again, the session looks at the same memory through a tensor of its own."""
+        for name in {*self.engine.graph.outputs, *(new for _, new in self.engine.graph.updates)} & self.values.keys():
+            if name in self._read_again:
+                self.values[name].part()
+            else:
+                del self.values[name]
 
     def _recomputed_from(self) -> dict[str, Tensor]:
         """What backward reads again and others may write to: inputs, parameters, and outputs that we go on reading."""
         graph = self.engine.graph
         replaced = {old for old, _ in graph.updates}
         found = {name: t for name, t in self.tensors.items() if name not in replaced}
-        read = {name for phase in self.engine.schedule.phases for name in (*phase.boxed, *phase.whole)}
-        return found | {name: self._outside(name) for name in graph.outputs if name in read and name in self.values}
+        again = self._read_again & self.values.keys()
+        return found | {name: self._outside(name) for name in graph.outputs if name in again}
+
+    @property
+    def _read_again(self) -> frozenset[str]:
+        """What the phases of a backward pass read."""
+        return frozenset(name for phase in self.engine.schedule.phases for name in (*phase.boxed, *phase.whole))
 
     def _outside(self, name: str) -> Tensor:
         if name in self.tensors:

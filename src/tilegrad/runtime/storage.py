@@ -132,6 +132,11 @@ class Whole:
             return found.clone()
         return found.to(self.device, non_blocking=True)
 
+    def part(self) -> None:
+        """From now on another tensor of the same memory: the one that was read is its reader's alone."""
+        if self._tensor is not None:
+            self._tensor = self._tensor.detach()
+
     def _takes(self, tile: Tensor) -> bool:
         return tuple(tile.shape) == self.shape and self.storage is Storage.DEVICE
 

@@ -14,3 +14,4 @@ from .steps import Step as Step
 from .steps import Store as Store
 from .text import format_plan as format_plan
 from .text import format_steps as format_steps
+from .text import plan_to_json as plan_to_json

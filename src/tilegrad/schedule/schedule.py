@@ -175,13 +175,5 @@ class Schedule:
                 if node.name not in once:
                     plain += cost * size
                     once.add(node.name)
-                done += cost * (_computed(phase.forward, node.outputs[0]) if phase.forward else size)
+                done += cost * (phase.forward.computed(node.outputs[0]) if phase.forward else size)
         return done / plain if plain else 1.0
-
-
-def _computed(tiling: Tiling, value: str) -> float:
-    total = float(tiling.graph.type(value).size)
-    for axis in tiling.tiled:
-        n = tiling.graph.shape(value)[tiling.axes.dims[value][axis]]
-        total *= sum(span.size for span in tiling.spans[axis].own[value]) / n
-    return total

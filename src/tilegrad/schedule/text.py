@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..region import Box
 from ..units import format_bytes, format_sizes
 from .schedule import Phase, Schedule
 from .steps import Compute, Fold, Free, Halo, Join, Load, Step, Store
+
+BARRIER_BYTES = 1 << 20  # from here on a plan says what running whole costs
 
 
 def format_plan(schedule: Schedule) -> str:
@@ -22,6 +26,28 @@ def format_plan(schedule: Schedule) -> str:
     return "\n".join([*lines, *_format_peak(schedule)])
 
 
+def plan_to_json(schedule: Schedule) -> dict[str, Any]:
+    """The same as plain data."""
+    return {
+        "network": schedule.graph.name,
+        "mode": schedule.mode,
+        "halos": str(schedule.storage),
+        "work": schedule.work,
+        "predicted": dict(schedule.predicted),
+        "phases": [
+            {
+                "number": phase.number,
+                "axes": list(phase.forward.tiled) if phase.forward else [],
+                "grid": list(phase.grid),
+                "nodes": [n.name for n in phase.nodes],
+                "folds": [n.name for n in phase.folds],
+                "stores": list(phase.stores),
+            }
+            for phase in schedule.phases
+        ],
+    }
+
+
 def _format_peak(schedule: Schedule) -> list[str]:
     if not schedule.predicted:
         return []
@@ -34,7 +60,9 @@ def _format_peak(schedule: Schedule) -> list[str]:
 def _format_phase(phase: Phase) -> str:
     if not phase.tiled:
         ops = ", ".join(dict.fromkeys(n.op for n in phase.nodes))
-        return f"  {phase.number:>3}  whole   {len(phase.nodes):>4} nodes: {ops}"
+        size = sum(phase.graph.type(v).bytes for n in phase.nodes for v in (*n.reads, *n.outputs))
+        cost = f", {format_bytes(size)} at once" if size >= BARRIER_BYTES else ""
+        return f"  {phase.number:>3}  whole   {len(phase.nodes):>4} nodes: {ops}{cost}"
     assert phase.forward is not None
     last = phase.stores[-1] if phase.stores else phase.folds[-1].inputs[0].value if phase.folds else ""
     first = phase.forward.box("share", last, (0,) * len(phase.grid)) if last in phase.forward.lines else None

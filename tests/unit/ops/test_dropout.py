@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tilegrad.importers import export_module
 from tilegrad.ir import Node
 from tilegrad.ops import Call, Place, find
-from tilegrad.ops.dropout import uniform
+from tilegrad.ops.random import uniform
 from tilegrad.region import Box
 
 SHAPE = (2, 3, 8, 9)
@@ -57,7 +57,7 @@ def test_a_channel_goes_as_one(name: str) -> None:
 
 def test_draws_are_uniform_and_unrelated() -> None:
     shape = (4, 4, 128, 128)
-    draws = uniform(5, Box.full(shape), shape, torch.device("cpu"))
+    draws = uniform(5, Box.full(shape), torch.device("cpu"))
     assert draws.shape == shape and float(draws.min()) >= 0 and float(draws.max()) < 1
     counts = torch.histc(draws, 64, 0, 1)
     # 4096 draws per bin: five deviations are 320

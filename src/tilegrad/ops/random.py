@@ -1,0 +1,70 @@
+"""Random tensors that depend on nothing but a seed, the node and the place in the whole value.
+
+The same element gets the same draw for any tiling, under recompute and on any number of workers. Random operators that
+are not here (or in `dropout`) would draw anew when a tile is recomputed, so they are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import pi
+
+import torch
+from torch import Tensor
+
+from ..region import Box
+from .base import Call, Op, Place, Reads, Sample, pointwise, whole
+from .registry import op
+
+
+@op("rand", "rand_like", "randn", "randn_like", "bernoulli")
+class Draw(Op):
+    saves = ()
+    random = True
+    anywhere = True
+
+    def reads(self, call: Call) -> Reads:
+        like = "_like" in call.node.op or call.node.op == "bernoulli"
+        return tuple(pointwise(t.shape, call.out.shape) if like else whole(t.shape) for t in call.inputs)
+
+    def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
+        device = place.device or next((t.device for t in tiles), torch.device("cpu"))
+        dtype = getattr(torch, call.out.dtype)
+        first = uniform(place.seed, place.out, device)
+        if call.node.op == "bernoulli":
+            return (first < (tiles[0] if call.attr("p") is None else call.attr("p"))).to(dtype)
+        if "randn" not in call.node.op:
+            return first.to(dtype)
+        # Box and Muller: two uniform numbers make a normal one; 1 - u is never zero.
+        second = uniform(place.seed + 1, place.out, device)
+        return ((1 - first).log().mul(-2).sqrt() * (2 * pi * second).cos()).to(dtype)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        # times zero: what is drawn differs from plain PyTorch's
+        yield Sample(lambda x: x + 0 * torch.rand_like(x) + 0 * torch.randn_like(x), ((1, 2, 5, 6),))
+        yield Sample(lambda x: x + 0 * torch.bernoulli(x.sigmoid()) + 0 * torch.rand(5, 6), ((1, 2, 5, 6),))
+        yield Sample(lambda x: x + 0 * torch.randn(2, 1, 1), ((1, 2, 5, 6),))
+
+
+def uniform(seed: int, box: Box, device: torch.device) -> Tensor:
+    """Numbers in [0, 1), one per element of `box`, by hashing coordinates."""
+    state = torch.full((1,) * len(box), _wrap(seed), dtype=torch.int64, device=device)
+    for dim, side in enumerate(box):
+        at = torch.arange(side.lo, side.hi, dtype=torch.int64, device=device)
+        at = at.view([-1 if d == dim else 1 for d in range(len(box))])
+        state = _mix(state + (at + 1) * _wrap(0x9E3779B97F4A7C15 + 2 * dim))
+    return (state >> 11 & (1 << 53) - 1).to(torch.float64).mul_(2.0**-53)
+
+
+def _wrap(number: int) -> int:
+    """The same 64 bits as a signed integer."""
+    number &= (1 << 64) - 1
+    return number - (1 << 64) if number >> 63 else number
+
+
+def _mix(z: Tensor) -> Tensor:
+    """The finaliser of splitmix64 (Steele, Lea and Flood, 2014); shifts are made logical by masking."""
+    z = (z ^ (z >> 30 & (1 << 34) - 1)) * _wrap(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> 27 & (1 << 37) - 1)) * _wrap(0x94D049BB133111EB)
+    return z ^ (z >> 31 & (1 << 33) - 1)
