@@ -43,11 +43,11 @@ def lower_graph(graph: Graph) -> Graph:
 
 def _refuse_unseeded(node: Node) -> None:
     """A tile is computed more than once: what it draws must be the same every time."""
-    if node.target and aten.is_random(node.target) and not find(node).random:
+    if aten.is_random(node) and not find(node).random:
         raise CaptureError(
             f"'{node.op}' draws random numbers that tiles cannot repeat",
             where=node.describe(),
-            hint="torch.rand_like, torch.randn_like, torch.bernoulli or dropout, or draw outside and pass it as an input",
+            hint="torch.rand_like, randn_like, bernoulli or dropout; or draw outside and pass it as an input",
         )
 
 

@@ -79,6 +79,10 @@ def is_pointwise(target: str) -> bool:
     return target.startswith("aten.") and torch.Tag.pointwise in overload(target).tags
 
 
-def is_random(target: str) -> bool:
-    """torch itself tags the operators that draw from a generator."""
-    return target.startswith("aten.") and torch.Tag.nondeterministic_seeded in overload(target).tags
+def is_random(node: Node) -> bool:
+    """torch itself tags the operators that draw from a generator; some only do with dropout on (attention, LSTM)."""
+    if not node.target.startswith("aten.") or torch.Tag.nondeterministic_seeded not in overload(node.target).tags:
+        return False
+    switches = {"dropout_p", "dropout", "train", "training"}
+    given = [argument.name for argument in overload(node.target)._schema.arguments if argument.name in switches]
+    return all(node.attrs.get(name) for name in given)

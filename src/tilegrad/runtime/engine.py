@@ -17,7 +17,7 @@ from torch import Tensor
 from ..bounds import call_of
 from ..errors import TilegradError
 from ..ir import Graph, Node
-from ..ops import Call, Op, Reduction, find
+from ..ops import Call, Op, Place, Reduction, find
 from ..region import Box
 from ..schedule import Phase, Schedule, Storage
 from .island import Island
@@ -146,6 +146,10 @@ class Session:
             Island(self, phase, tile, whole, graded=False).run(phase.steps(tile))
         for fold in phase.folds:
             call, op = self.engine.call(fold.name), self.engine.reduction(fold.name)
+            if fold.name not in self.totals:  # nothing to fold: an empty batch
+                nothing = self.empty(fold.inputs[0].value, call.inputs[0].shape)
+                full = Place(Box.full(call.out.shape), (Box.full(call.inputs[0].shape),))
+                self.totals[fold.name] = op.partial(call, nothing, full)
             result = op.finish(call, self.totals[fold.name])
             self.write(fold.outputs[0], Box.full(result.shape), result)
 
@@ -231,6 +235,8 @@ class Session:
     def read(self, name: str, box: Box) -> Tensor:
         if name in self.values:
             return self.values[name].read(box)
+        if name not in self.tensors and not self.engine.graph.type(name).size:
+            return self.empty(name, box.shape)  # no tile ever made a part of it
         tensor = self.tensors[name]
         found = tensor if box.shape == tuple(tensor.shape) else tensor[box.slices]
         return found.detach().to(self.device, non_blocking=True)

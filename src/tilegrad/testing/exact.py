@@ -115,7 +115,7 @@ def size_of(tensor: Tensor | None) -> float:
     """The largest absolute entry."""
     if tensor is None or not tensor.numel():
         return 0.0
-    return float(tensor.double().abs().nan_to_num(posinf=0.0).max())
+    return float(tensor.detach().double().abs().nan_to_num(posinf=0.0).max())
 
 
 def _differences(name: str, found: Tensor | None, wanted: Tensor | None, allowed: float | None) -> list[str]:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ..bounds import MODES
-from .exact import integer_module, integer_tensor
+from .exact import integer_module, integer_tensor, size_of
 from .layers import Drawing, Layer
 
 ELEMENTS = 8192  # of a value
@@ -133,20 +133,22 @@ def _run(network: RandomNetwork) -> list[Tensor] | None:
         for value in values:
             value.retain_grad()
         torch.autograd.backward(values[-1].sum())
-    except (RuntimeError, ValueError):
+    except (RuntimeError, ValueError, Warning):
         return None
     network.zero_grad()
     for name, buffer in network.named_buffers():
         buffer.copy_(before[name])
     if not values[-1].numel() or max(v.numel() for v in values) > ELEMENTS:
         return None
+    found = [v.detach() for v in values]
+    if not all(bool(v.isfinite().all()) for v in found):
+        return None
     if not network.exact:
-        return [v.detach() for v in values] if all(bool(v.isfinite().all()) for v in values) else None
+        return found
     # A weight's gradient sums activation times gradient over all pixels, from three outputs with gradients up to 2.
-    largest = max(float(v.abs().max()) for v in values)
-    gradient = max(float(v.grad.abs().max()) for v in values if v.grad is not None)
+    largest, gradient = max(map(size_of, found)), max(size_of(v.grad) for v in values)
     bits = log2(max(1.0, largest)) + log2(6 * max(1.0, gradient)) + log2(ELEMENTS) + sum(x.bits for x in network.layers)
-    return [v.detach() for v in values] if bits < BITS else None
+    return found if bits < BITS else None
 
 
 def _head(end: str | None, x: Tensor) -> nn.Module | None:

@@ -19,6 +19,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +41,9 @@ class Function(nn.Module):
 
     def forward(self, *tensors: Tensor) -> Tensor:
         return self.function(*tensors)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Function:
+        return Function(self.function)  # torch's custom operators cannot be copied, and need not be
 
 
 def check_operator(
