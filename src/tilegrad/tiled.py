@@ -16,7 +16,7 @@ from torch.autograd import Function
 from .bounds import MODES, image_axes, lower_graph
 from .budget import Search, fit_budget
 from .errors import GridError, InputError, TilegradError
-from .importers import Captured, export_module
+from .importers import Captured, Slot, export_module
 from .ir import Graph, Kind
 from .runtime import Engine, Session, plain_bytes
 from .schedule import Schedule, Storage, check_schedule, format_plan, plan_to_json
@@ -275,7 +275,7 @@ class _Runner:
         return found
 
     def _assemble(self, outputs: Sequence[Tensor]) -> Any:
-        flat = [outputs[item.index] if hasattr(item, "index") else item for item in self.captured.outputs]
+        flat = [outputs[item.index] if isinstance(item, Slot) else item for item in self.captured.outputs]
         return pytree.tree_unflatten(flat, self.captured.program.call_spec.out_spec)
 
 
@@ -294,13 +294,13 @@ class _Tiled(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        session: Session = ctx.session
+        session: Session | None = ctx.session
         if torch.is_grad_enabled():
             raise TilegradError(
                 "second-order gradients through a tiled module are not available",
                 hint="backward without create_graph=True, or the module without tilegrad.tile",
             )
-        if session.spent:
+        if session is None or session.spent:
             raise TilegradError(
                 "backward a second time through the same tiled call: what it kept is freed",
                 hint="one backward per call (sum the losses first), or call the module again",

@@ -54,7 +54,7 @@ class Captured:
 
 
 @dataclass(frozen=True, slots=True)
-class _Slot:
+class Slot:
     """Where a tensor output stands among the module's outputs."""
 
     index: int
@@ -232,7 +232,7 @@ class _Importer:
         graph = self.build.graph(tensors)
         check_graph(graph)
         slots = iter(range(len(tensors)))
-        layout = tuple(_Slot(next(slots)) if isinstance(item, str) else item.item for item in outputs)
+        layout = tuple(Slot(next(slots)) if isinstance(item, str) else item.item for item in outputs)
         return Captured(graph, self.program, layout)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..ir import Graph, Kind
 from ..ops import Place
@@ -306,22 +307,23 @@ def _run(
 
 
 def plain_bytes(module: nn.Module, args: Any, kwargs: Any, *, train: bool) -> int:
-    """What plain PyTorch allocates in one step of `module`, found by running it on the meta device."""
+    """What plain PyTorch allocates in one step of `module`, found by running it on tensors without data."""
+    dtype = next((p.dtype for p in module.parameters()), None)
 
     def blank(item: Any) -> Any:
         if isinstance(item, Tensor):
-            return torch.empty_like(item, device="meta").requires_grad_(train and item.requires_grad)
-        if isinstance(item, tuple) and _is_shape(item):
-            return torch.empty(item, device="meta", dtype=next((p.dtype for p in module.parameters()), None))
-        return item
+            made = torch.empty_like(item, device="cpu")
+            return made.requires_grad_(train and item.requires_grad)
+        return torch.empty(item, dtype=dtype) if isinstance(item, tuple) and _is_shape(item) else item
 
-    state = {name: blank(t) for name, t in (*module.named_parameters(), *module.named_buffers())}
-    args, kwargs = pytree.tree_map(blank, (args, kwargs), is_leaf=lambda x: isinstance(x, tuple) and _is_shape(x))
-    with PeakBytes("meta") as peak, torch.set_grad_enabled(train):
-        outputs = torch.func.functional_call(module, state, tuple(args), kwargs)
-        roots = [t for t in pytree.tree_leaves(outputs) if isinstance(t, Tensor) and t.requires_grad]
-        if train and roots:
-            torch.autograd.backward(roots, [torch.empty_like(t) for t in roots])
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.set_grad_enabled(train):
+        state = {name: blank(t) for name, t in (*module.named_parameters(), *module.named_buffers())}
+        args, kwargs = pytree.tree_map(blank, (args, kwargs), is_leaf=lambda x: isinstance(x, tuple) and _is_shape(x))
+        with PeakBytes("meta") as peak:  # which is what tensors without data are made of
+            outputs = torch.func.functional_call(module, state, tuple(args), kwargs)
+            roots = [t for t in pytree.tree_leaves(outputs) if isinstance(t, Tensor) and t.requires_grad]
+            if train and roots:
+                torch.autograd.backward(roots, [torch.empty_like(t) for t in roots])
     return peak.bytes
 
 

@@ -52,7 +52,7 @@ def check_operator(
     classes: Sequence[int] = (),
     count: int = 0,
     tile: int = 3,
-    modes: Sequence[str] = (*MODES, "none"),
+    modes: Sequence[str] = MODES,
     exact: bool = False,
     tolerance: float = 1e-10,
     constant: Sequence[int] = (),
