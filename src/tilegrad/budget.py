@@ -19,6 +19,8 @@ from .runtime import Prediction, predict
 from .schedule import Schedule, Storage
 from .units import format_bytes
 
+MOST_TILES = 1024  # in a walk: more of them cost more time than the memory they save is worth
+
 
 @dataclass(frozen=True)
 class Fit:
@@ -83,7 +85,8 @@ def _families(search: Search) -> Iterator[tuple[str, ...]]:
 def _largest(search: Search, axes: tuple[str, ...], storage: Storage, budget: int, tried: list[Fit]) -> Fit | None:
     """Bisection over the tile size, in units of the total stride."""
     lengths, unit = _lengths(search.graph, axes), _stride(search.graph, axes)
-    low, high, best = 0, max(1, -(-max(lengths.values()) // unit)), None
+    high, best = max(1, -(-max(lengths.values()) // unit)), None
+    low = int(high / MOST_TILES ** (1 / len(axes)))  # smaller tiles are never tried
     while high - low > 1:
         middle = (low + high) // 2
         fit = search.tiled({axis: min(n, middle * unit) for axis, n in lengths.items()}, storage)

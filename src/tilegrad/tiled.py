@@ -78,9 +78,11 @@ class Options:
         here = device.type != "cuda" and self.storage is Storage.HOST
         return replace(self, storage=Storage.DEVICE) if here else self
 
-    def storages(self) -> list[Storage]:
+    def storages(self, device: torch.device) -> list[Storage]:
         """Where halos may be kept, nearest first."""
-        return [self.storage] if self.storage else list(Storage)
+        if self.storage:
+            return [self.storage]
+        return list(Storage) if device.type == "cuda" else [Storage.DEVICE, Storage.DISK]
 
     def cut_axes(self, graph: Graph) -> tuple[str, ...]:
         return self.axes or tuple(image_axes(graph))
@@ -232,7 +234,7 @@ class _Runner:
             wanted |= {str(name) for name, needed in zip(self.user_inputs, graded, strict=True) if needed}
             wanted |= {v.name for v in graph.of_kind(Kind.PARAMETER) if named[str(v.target)].requires_grad}
         device = next((p.device for p in module.parameters()), torch.device("cpu"))
-        self.schedule = make_schedule(graph, options.on(device), sorted(wanted), plain)
+        self.schedule = make_schedule(graph, options.on(device), sorted(wanted), plain, options.storages(device))
         self.engine = Engine(self.schedule)
 
     def __call__(self, module: nn.Module, flat: Sequence[Any]) -> Any:
@@ -318,9 +320,11 @@ def _update(session: Session, updates: Sequence[tuple[str, Tensor]]) -> None:
             session.tensors[name].copy_(value)
 
 
-def make_schedule(graph: Graph, options: Options, graded: Sequence[str], plain: Callable[[], int]) -> Schedule:
+def make_schedule(
+    graph: Graph, options: Options, graded: Sequence[str], plain: Callable[[], int], storages: Sequence[Storage]
+) -> Schedule:
     """The schedule that the options ask for. `graded`: the outside values that need a gradient; `plain`: what plain
-    execution allocates."""
+    execution allocates; `storages`: where halos may be kept."""
     mode = "stream" if options.mode == "auto" else options.mode
     sizes = options.sizes(graph)
     search = Search(graph, options.cut_axes(graph), mode, tuple(graded), bool(graded), plain)
@@ -330,6 +334,6 @@ def make_schedule(graph: Graph, options: Options, graded: Sequence[str], plain: 
         schedule = search.tiled(sizes, options.storage or Storage.DEVICE).planned
     else:
         assert options.budget is not None
-        schedule = fit_budget(search, options.budget, options.storages())
+        schedule = fit_budget(search, options.budget, storages)
     check_schedule(schedule)
     return schedule

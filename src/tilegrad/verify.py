@@ -18,6 +18,7 @@ from .tiled import Plan, tile
 # Relative to the largest entry of a tensor: the same sums in another order. Below double precision a deep network
 # may amplify roundings far beyond this; there plain's own distance from a double precision run is the measure.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+QUIET = 1e-3  # of the loudest gradient: below it a tensor is measured against that (a bias before batch norm has none)
 NOISE = 4.0  # how many times plain's own error a difference may reach
 
 
@@ -87,12 +88,13 @@ def verify(module: nn.Module, *inputs: Any, tolerance: float | None = None, **op
     first, notes = _without_dropout(copy.deepcopy(module))
     second = copy.deepcopy(first)
     tiled = tile(second, **options)
-    tiled.plan_for(*inputs)  # so that planning is not part of the step's time and memory
+    tiled.plan_for(*map(_leaf, inputs))  # so that planning is not part of the step's time and memory
     expected, plain_cost = _step(first, first, inputs)
     found, tiled_cost = _step(tiled, second, inputs)
     noise = _rounding(module, inputs, expected) if tolerance is None else {}
+    floor = QUIET * _loudest(expected)
     differences = tuple(
-        _compare(name, expected[name], found.get(name), tolerance, noise.get(name, 0.0)) for name in expected
+        _compare(name, expected[name], found.get(name), tolerance, noise.get(name, 0.0), floor) for name in expected
     )
     return Verification(differences, plain_cost, tiled_cost, tiled.plan, tuple(notes))
 
@@ -151,13 +153,21 @@ def _direction(output: Tensor) -> Tensor:
     return torch.randint(-2, 3, output.shape, generator=generator).to(output)
 
 
-def _compare(name: str, plain: Tensor, other: Tensor | None, tolerance: float | None, noise: float) -> Difference:
+def _loudest(tensors: dict[str, Tensor]) -> float:
+    found = [t for name, t in tensors.items() if name.startswith("gradient") and t.numel()]
+    return max((float(t.abs().nan_to_num(0).max()) for t in found), default=0.0)
+
+
+def _compare(
+    name: str, plain: Tensor, other: Tensor | None, tolerance: float | None, noise: float, floor: float
+) -> Difference:
     if other is None or other.shape != plain.shape:
         return Difference(name, plain.numel(), plain.numel(), float("inf"), float("inf"))
     if not plain.is_floating_point():
         return Difference(name, plain.numel(), int((plain != other).sum()), 0.0, 0.0)
     a, b = plain.double(), other.double()
     scale = float(a.abs().nan_to_num(0).max()) if a.numel() else 0.0
+    scale = max(scale, floor) if name.startswith("gradient") else scale
     allowed = TOLERANCE.get(plain.dtype, 1e-4) if tolerance is None else tolerance
     gap = (a - b).abs()
     same = (gap <= max(allowed * scale, NOISE * noise)) | (a == b) | (a.isnan() & b.isnan())

@@ -1,18 +1,16 @@
-"""A tiled module behaves like the module it wraps: inputs, outputs, gradients, state, hooks."""
+"""A tiled module behaves like the module it wraps: inputs, outputs, gradients, any number of calls."""
 
 from __future__ import annotations
 
 import copy
-import io
-import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.parametrizations import weight_norm
 
 import tilegrad
@@ -115,6 +113,17 @@ def test_shapes_and_tiles(shape: tuple[int, ...], mode: str) -> None:
     for tile in (1, 3, 4, 7, 100):
         if tile > 1 or len(shape) < 4 or shape[-2] < 10:
             assert_same_step(make_net(), image(*shape), tile=tile, mode=mode)
+
+
+@every_mode
+@pytest.mark.parametrize("end", ["image", "mean", "gate"])
+def test_an_empty_batch(end: str, mode: str) -> None:
+    ends: dict[str, Callable[[Tensor], Tensor]] = {
+        "image": lambda y: y,
+        "mean": lambda y: y.mean((2, 3)),
+        "gate": lambda y: y * y.mean((2, 3), keepdim=True),
+    }
+    assert_same_step(Returns(lambda m, x: ends[end](m.b(m.a(x)))), image(0, 2, 13, 11), tile=4, mode=mode)
 
 
 @every_mode
@@ -252,6 +261,17 @@ def test_backwards_in_another_order(mode: str) -> None:
 
 
 @every_mode
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_inside_torchs_own_checkpoint(reentrant: bool, mode: str) -> None:
+    plain, tiled = make_net(), tilegrad.tile(make_net(), tile=4, mode=mode)
+    a, b = image().requires_grad_(), image().requires_grad_()
+    plain(a).sum().backward()
+    torch.utils.checkpoint.checkpoint(tiled, b, use_reentrant=reentrant).sum().backward()
+    assert torch.equal(a.grad, b.grad)
+    assert all(torch.equal(p.grad, q.grad) for p, q in zip(plain.parameters(), tiled.parameters(), strict=True))
+
+
+@every_mode
 def test_shared_weights(mode: str) -> None:
     conv = nn.Conv2d(3, 3, 3, padding=1)
     net = Returns(lambda m, x: m.c(m.d(m.c(m.a(x)).clamp(-9, 9))), c=conv, d=conv)
@@ -264,141 +284,3 @@ def test_shared_weights(mode: str) -> None:
 def test_parametrized_weights(mode: str) -> None:
     net = nn.Sequential(weight_norm(nn.Conv2d(2, 3, 3)), nn.ReLU(), weight_norm(nn.Conv2d(3, 2, 3))).double()
     assert_same_step(net, image(), exact=False, tolerance=1e-12, tile=4, mode=mode)
-
-
-# Hooks
-
-
-@every_mode
-def test_hooks_see_the_whole_gradient_once(mode: str) -> None:
-    net = make_net()
-    plain, tiled = copy.deepcopy(net), tilegrad.tile(net, tile=4, mode=mode)
-    seen: list[tuple[str, Tensor]] = []
-    for name, parameter in net.named_parameters():
-        parameter.register_hook(lambda grad, name=name: seen.append((name, grad.clone())))
-        parameter.register_post_accumulate_grad_hook(
-            lambda p, name=name: seen.append((f"after {name}", p.grad.clone()))
-        )
-    run_step(plain, [image()])
-    run_step(tiled, [image()])
-    wanted = {name: p.grad for name, p in plain.named_parameters()}
-    assert sorted(name for name, _ in seen) == sorted([*wanted, *(f"after {name}" for name in wanted)])
-    assert all(torch.equal(grad, wanted[name.removeprefix("after ")]) for name, grad in seen)
-
-
-def test_module_hooks_and_retained_gradients() -> None:
-    tiled = tilegrad.tile(make_net(), tile=4)
-    seen = []
-    tiled.register_forward_hook(lambda *_: seen.append("forward"))
-    tiled.register_full_backward_hook(lambda *_: seen.append("backward"))
-    out = tiled(image().requires_grad_())
-    out.retain_grad()
-    out.sum().backward()
-    assert seen == ["forward", "backward"] and torch.equal(out.grad, torch.ones_like(out))
-
-
-# State
-
-
-def test_state_dict_has_the_same_keys() -> None:
-    net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)).double()
-    tiled = tilegrad.tile(net, tile=4)
-    assert list(tiled.state_dict()) == list(net.state_dict())
-    other = tilegrad.tile(nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)).double(), tile=5)
-    other(image())
-    other.load_state_dict(tiled.state_dict())
-    plain = run_step(copy.deepcopy(net), [image()])
-    assert_same(run_step(other, [image()]), plain, exact=False)
-    state = copy.deepcopy(net.state_dict())
-    integer_module(net)
-    net.load_state_dict(state)  # and what is loaded into the plain module is seen tiled
-    assert_same(run_step(tiled, [image()]), plain, exact=False)
-
-
-@pytest.mark.parametrize("how", ["deepcopy", "pickle", "save"])
-def test_copies_are_independent(how: str) -> None:
-    tiled = tilegrad.tile(make_net(), tile=4, mode="scatter")
-    before = run_step(tiled, [image()])
-    if how == "deepcopy":
-        other = copy.deepcopy(tiled)
-    elif how == "pickle":
-        other = pickle.loads(pickle.dumps(tiled))
-    else:
-        torch.save(tiled, file := io.BytesIO())
-        file.seek(0)
-        other = torch.load(file, weights_only=False)
-    other.zero_grad()
-    with torch.no_grad():
-        for parameter in tiled.parameters():
-            parameter.zero_()
-    assert other.options == tiled.options
-    assert_same(run_step(other, [image()]), before)
-
-
-@pytest.mark.parametrize("early", [True, False])
-def test_an_optimizer_made_before_or_after(early: bool) -> None:
-    nets = [make_net(), make_net()]
-    if early:
-        optimizers = [torch.optim.SGD(net.parameters(), lr=1.0) for net in nets]
-        runs = [nets[0], tilegrad.tile(nets[1], tile=4)]
-    else:
-        runs = [nets[0], tilegrad.tile(nets[1], tile=4)]
-        optimizers = [torch.optim.SGD(run.parameters(), lr=1.0) for run in runs]
-    for run, optimizer in zip(runs, optimizers, strict=True):
-        run(image()).sum().backward()
-        optimizer.step()
-    for a, b in zip(*(net.parameters() for net in nets), strict=True):
-        assert torch.equal(a, b)
-
-
-def test_conversions_of_type() -> None:
-    net = make_net().float()
-    tiled = tilegrad.tile(net, tile=4)
-    assert tiled(image().float()).dtype == torch.float32
-    tiled.double()
-    assert torch.equal(tiled(image()), net(image())) and tiled(image()).dtype == torch.float64
-    assert tiled.to(torch.bfloat16)(image().bfloat16()).dtype == torch.bfloat16
-
-
-@every_mode
-def test_train_and_eval_are_planned_apart(mode: str) -> None:
-    net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Dropout(0.5), nn.Conv2d(3, 2, 3)).double()
-    tiled = tilegrad.tile(net, tile=4, mode=mode)
-    tiled(image())
-    for _ in range(2):
-        assert_same_step(net.eval(), image(), exact=False, tile=4, mode=mode)
-        tiled.eval()
-        assert not net[1].training
-        torch.testing.assert_close(tiled(image()), net(image()), rtol=1e-12, atol=1e-12)
-        tiled.train()
-        assert net[1].training and not torch.equal(tiled(image()), tiled(image()))
-    net[2].eval()  # a part of it
-    assert torch.equal(tiled(image()), tiled(image()))
-
-
-def test_plans_are_kept_by_shape() -> None:
-    tiled = tilegrad.tile(make_net(), tile=4)
-    plain = make_net()
-    for size in (9, 13, 9, 13, 21):
-        assert torch.equal(tiled(image(1, 2, size, 8)), plain(image(1, 2, size, 8)))
-    assert len(tiled._state.plans) == 3
-
-
-@pytest.fixture
-def one_process(tmp_path: Any) -> Iterator[None]:
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
-@pytest.mark.usefixtures("one_process")
-@every_mode
-def test_distributed_data_parallel(mode: str) -> None:
-    net = make_net()
-    parallel = DistributedDataParallel(tilegrad.tile(net, tile=4, mode=mode))
-    plain = copy.deepcopy(net)
-    for seed in range(2):
-        for run in (plain, parallel):
-            run(image(2, 2, 9, 11, seed=seed)).sum().backward()
-    for a, b in zip(plain.parameters(), net.parameters(), strict=True):
-        assert torch.equal(a.grad, b.grad)

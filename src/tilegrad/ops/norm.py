@@ -86,8 +86,10 @@ def _update_running(call: Call, build: Build, stats: str, over: Sequence[int]) -
         if old is None:
             continue
         attrs = {"row": row, "momentum": call.attr("momentum", 0.1), "count": count}
-        new = build.emit("running_stat", [("old", old), ("stats", stats)], build.type(old), attrs)
-        build.updates.append((old, new))
+        earlier = dict(build.updates)  # a layer that is called twice goes on from its first call
+        inputs = [("old", earlier.get(old, old)), ("stats", stats)]
+        earlier[old] = build.emit("running_stat", inputs, build.type(old), attrs)
+        build.updates = list(earlier.items())
 
 
 @op("moments")

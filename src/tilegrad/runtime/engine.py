@@ -94,6 +94,7 @@ class Session:
         self.anchor = torch.zeros((), device=device, requires_grad=True)
         self.halo_bytes = 0
         self.versions: dict[str, int] = {}
+        self.before: dict[str, Tensor] = {}
         self.spent = False
 
     # -- forward ---------------------------------------------------------------------------------------------------
@@ -111,6 +112,8 @@ class Session:
         outputs = [self._outside(name) for name in graph.outputs]
         updates = [(old, self._outside(new)) for old, new in graph.updates]
         self._hand_over()
+        if self.train:  # backward reads buffers as they were
+            self.before = {old: self.tensors[old].clone() for old, _ in graph.updates if old in self._read_again}
         return outputs, updates
 
     def _hand_over(self) -> None:
@@ -237,7 +240,7 @@ class Session:
             return self.values[name].read(box)
         if name not in self.tensors and not self.engine.graph.type(name).size:
             return self.empty(name, box.shape)  # no tile ever made a part of it
-        tensor = self.tensors[name]
+        tensor = self.before.get(name, self.tensors[name])
         found = tensor if box.shape == tuple(tensor.shape) else tensor[box.slices]
         return found.detach().to(self.device, non_blocking=True)
 
