@@ -48,6 +48,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[int, ...], dict[str, int]]] = {
     # A window as wide as the image that does not see all of it.
     "a dilated window over all": (lambda x: F.max_pool2d(x, 2, 2, dilation=2, ceil_mode=True), (2, 3, 2, 2), {"n": 1}),
     "a global branch, twice": (lambda x: F.avg_pool2d(x, 4) + F.max_pool2d(x, 4), (2, 2, 4, 4), {"h": 1}),
+    "no deviation": (lambda x: x * (x * 0 + 1).std((2, 3), keepdim=True), (2, 2, 5, 6), {"h": 2}),
     # One pixel left on the way, and more again behind it.
     "through one pixel": (lambda x: F.interpolate(x[:, :, 2:3], scale_factor=3) * 2, (1, 2, 5, 6), {"w": 2}),
     "bins of one pixel": (lambda x: F.adaptive_avg_pool2d(x[:, :, :1], (3, 4)), (1, 2, 5, 6), {"w": 2}),
@@ -62,12 +63,23 @@ def test_functions(name: str, mode: str) -> None:
     assert_same_step(Function(function), integer_tensor(shape), tile=tile, mode=mode)
 
 
+class _Permuted(nn.Module):
+    def __init__(self, between: nn.Module):
+        super().__init__()
+        self.a, self.b, self.between = nn.Conv2d(2, 3, 3, padding=1), nn.Conv2d(3, 2, 3), between
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.between(self.a(x).movedim(1, -1)).movedim(-1, 1))
+
+
 NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
     "windows wholly in the padding": (lambda: nn.Conv3d(2, 1, 1, 2, 1), (1, 2, 2, 2, 2), 1),
     "outputs that no input reaches": (lambda: nn.ConvTranspose2d(2, 1, 1, 3, 1, 2), (1, 2, 1, 2), 1),
     "gaps between stamps": (lambda: nn.ConvTranspose1d(2, 1, 1, 4, 2, 1), (2, 2, 3), 1),
     "more padding than image": (lambda: nn.Conv2d(2, 2, 2, 1, 5), (1, 2, 2, 3), 1),
     "a stride past the kernel": (lambda: nn.Sequential(nn.Conv2d(2, 2, 1, 3), nn.MaxPool2d(1, 2)), (1, 2, 11, 9), 2),
+    # Activations on permuted channels, in tiles of as many pixels as channels: two views of one shape.
+    "rectified channels": (lambda: _Permuted(nn.ReLU()), (2, 2, 13, 11), 3),
     "dead ends": (lambda: nn.Sequential(nn.Conv2d(2, 2, 3), nn.ReLU(), nn.MaxPool2d(4)), (1, 2, 9, 9), 2),
 }
 

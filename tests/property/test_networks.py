@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from tilegrad.bounds import MODES
-from tilegrad.errors import GridError
+from tilegrad.errors import CaptureError, GridError
 from tilegrad.testing import assert_same_step, run_step
 from tilegrad.testing.exact import size_of
 from tilegrad.testing.networks import RandomNetwork, networks, tilings
@@ -36,6 +36,9 @@ def check(network: RandomNetwork, options: dict[str, Any]) -> None:
         assert_same_step(network, network.inputs(), exact=network.exact, tolerance=1e-10, quiet=1.0, **options)
     except GridError as error:
         assume("has no axis" not in str(error))  # cropped to one pixel before any layer could name it
+        raise
+    except CaptureError as error:
+        assume("in-place write that cannot be made pure" not in str(error))  # into permuted channels
         raise
 
 

@@ -134,8 +134,11 @@ class SpreadOf(Op):
     """Variance or deviation from `moments`."""
 
     def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
-        found = tiles[0][1] * call.attr("scale")
-        return (found.sqrt() if call.attr("root") else found).reshape(call.out.shape)
+        found = (tiles[0][1] * call.attr("scale")).reshape(call.out.shape)
+        if not call.attr("root"):
+            return found
+        flat = found == 0  # torch gives no deviation the gradient zero
+        return torch.where(flat, 0, torch.where(flat, 1, found).sqrt())
 
 
 @op("logsumexp", "prod", "any", "all", "argmax", "argmin", "linalg_vector_norm", "norm", "count_nonzero")

@@ -217,7 +217,7 @@ class _Saved:
 
     def adopt(self, own: Tensor, copy: Tensor) -> None:
         for handle in self.pending.pop(_memory(own), ()) if own.numel() else ():
-            if handle.tensor.shape == copy.shape and handle.tensor.dtype == copy.dtype:
+            if _view(handle.tensor) == _view(own):  # not a permuted view of the same memory
                 handle.tensor = copy
 
 
@@ -226,6 +226,11 @@ class _Handle:
 
     def __init__(self, tensor: Tensor):
         self.tensor = tensor
+
+
+def _view(tensor: Tensor) -> tuple[Any, ...]:
+    """How a tensor looks at its memory."""
+    return tensor.shape, tensor.stride(), tensor.dtype
 
 
 def _memory(tensor: Tensor) -> tuple[int, int]:
