@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
-from torch.autograd import Function
 
-from .bounds import MODES, image_axes, lower_graph
-from .budget import Search, fit_budget
-from .errors import GridError, InputError, TilegradError
-from .importers import Captured, Slot, export_module
-from .ir import Graph, Kind
-from .runtime import Engine, Session, plain_bytes
-from .schedule import Schedule, Storage, check_schedule, format_plan, plan_to_json
-from .units import parse_bytes
+from .errors import InputError
+from .importers import export_module
+from .options import Options
+from .runner import Runner
+from .runtime import plain_bytes
+from .schedule import Schedule, format_plan, plan_to_json
+from .schedule.step_list import StepList
+from .search import Planning
 
 
 def tile(
@@ -31,74 +30,19 @@ def tile(
     axes: str | Sequence[str] | None = None,
     mode: str = "auto",
     halos: str = "auto",
+    planner: str = "auto",
 ) -> TiledModule:
-    """Wrap `module` so that it runs tile by tile: same parameters, same outputs, same gradients, less memory.
+    """Wrap `module` so that it runs in less memory: same parameters, same outputs, same gradients.
 
     tile: elements of the input per tile, one number or one per axis.
     budget: device bytes ("4GiB") that a step may use in all: parameters, their gradients, inputs on the device and
-    everything in between (not the optimizer's state). The largest tile that is predicted to fit is used.
+    everything in between (not the optimizer's state); "0.5 of device" is a share. Of all plans that are predicted to
+    fit, the fastest is used: plain, nodes run again, values on the host, tiles.
+    planner: "auto", or one of "keep", "segments", "recompute", "offload", "tile".
     axes: what to cut, among "n", "d", "h", "w" (default: the image's axes).
     mode: "stream", "scatter", "gather", "none", or "auto" (stream). halos: kept on "device", "host" or "disk".
     """
-    return TiledModule(module, Options.parse(budget, tile, axes, mode, halos))
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the caller asked for, checked."""
-
-    budget: int | None
-    tile: int | tuple[int, ...] | tuple[tuple[str, int], ...] | None
-    axes: tuple[str, ...] | None
-    mode: str
-    storage: Storage | None
-
-    @classmethod
-    def parse(cls, budget: Any, tile: Any, axes: Any, mode: str, halos: str) -> Options:
-        if mode not in (*MODES, "none", "auto"):
-            raise InputError(f"'{mode}' is not a mode", hint=f"one of {', '.join((*MODES, 'none', 'auto'))}")
-        if halos not in (*Storage, "auto"):
-            raise InputError(f"halos cannot be kept on '{halos}'", hint=f"one of {', '.join((*Storage, 'auto'))}")
-        if isinstance(tile, Mapping):
-            tile = tuple((str(a), int(n)) for a, n in tile.items())
-        elif tile is not None and not isinstance(tile, int):
-            tile = tuple(int(n) for n in tile)
-        if isinstance(axes, str):
-            axes = axes.replace(" ", "").split(",") if "," in axes else list(axes)
-        return cls(
-            parse_bytes(budget) if budget is not None else None,
-            tile,
-            tuple(axes) if axes is not None else None,
-            mode,
-            Storage(halos) if halos != "auto" else None,
-        )
-
-    def on(self, device: torch.device) -> Options:
-        """For a model on the CPU its memory is the host's: there is nowhere to move halos but to disk."""
-        here = device.type != "cuda" and self.storage is Storage.HOST
-        return replace(self, storage=Storage.DEVICE) if here else self
-
-    def storages(self, device: torch.device) -> list[Storage]:
-        """Where halos may be kept, nearest first."""
-        if self.storage:
-            return [self.storage]
-        return list(Storage) if device.type == "cuda" else [Storage.DEVICE, Storage.DISK]
-
-    def cut_axes(self, graph: Graph) -> tuple[str, ...]:
-        return self.axes or tuple(image_axes(graph))
-
-    def sizes(self, graph: Graph) -> dict[str, int] | None:
-        """Tile size per axis, or None where only a budget is given."""
-        axes = self.cut_axes(graph)
-        if self.tile is None:
-            return None
-        if isinstance(self.tile, int):
-            return dict.fromkeys(axes, self.tile)
-        if isinstance(self.tile[0], tuple):
-            return dict(self.tile)
-        if len(self.tile) != len(axes):
-            raise GridError(f"{len(self.tile)} tile sizes for {len(axes)} axes ({', '.join(axes)})")
-        return dict(zip(axes, self.tile, strict=True))
+    return TiledModule(module, Options.parse(budget, tile, axes, mode, halos, planner))
 
 
 @dataclass
@@ -107,8 +51,8 @@ class _State:
 
     module: nn.Module
     options: Options
-    plans: dict[Any, _Runner] = field(default_factory=dict)
-    last: _Runner | None = None
+    plans: dict[Any, Runner] = field(default_factory=dict)
+    last: Runner | None = None
 
 
 class TiledModule(nn.Module):
@@ -159,7 +103,7 @@ class TiledModule(nn.Module):
         """The plan of the last call."""
         if self._state.last is None:
             raise InputError("nothing is planned yet", hint="call the module once, or use .plan_for(*inputs)")
-        return Plan(self._state.last.schedule)
+        return Plan(self._state.last.schedule, self._state.last.planning)
 
     def plan_for(self, *inputs: Any, **kwargs: Any) -> Plan:
         """Plan for inputs (tensors, or shapes) without running anything."""
@@ -176,7 +120,7 @@ class TiledModule(nn.Module):
             return self.module(*args, **kwargs)  # it fits as it is
         return runner(self.module, flat)
 
-    def _runner(self, flat: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Runner:
+    def _runner(self, flat: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Runner:
         self.module.training = self.training
         key = _key(self.module, flat)
         plans = self._state.plans
@@ -185,7 +129,7 @@ class TiledModule(nn.Module):
             captured = export_module(self.module, args, kwargs)
             train = torch.is_grad_enabled()
             plain = partial(plain_bytes, self.module, args, kwargs, train=train)
-            plans[key] = _Runner(captured, self.options, self.module, graded if train else None, plain)
+            plans[key] = Runner(captured, self.options, self.module, graded if train else None, plain)
         return plans[key]
 
 
@@ -193,7 +137,8 @@ class TiledModule(nn.Module):
 class Plan:
     """What will run: printable, with its schedule for those who want every step."""
 
-    schedule: Schedule
+    schedule: Schedule | StepList
+    planning: Planning | None = None  # all candidates, where a budget was given
 
     def __str__(self) -> str:
         return format_plan(self.schedule)
@@ -212,128 +157,3 @@ def _key(module: nn.Module, flat: Sequence[Any]) -> Any:
     inputs = tuple((tuple(x.shape), x.dtype, x.requires_grad) if isinstance(x, Tensor) else repr(x) for x in flat)
     parameters = tuple((p.dtype, p.device, p.shape, p.requires_grad) for p in module.parameters())
     return inputs, tuple(m.training for m in module.modules()), parameters, torch.is_grad_enabled()
-
-
-class _Runner:
-    """A planned input shape: binds tensors to the graph's values and runs sessions."""
-
-    def __init__(
-        self,
-        captured: Captured,
-        options: Options,
-        module: nn.Module,
-        graded: Sequence[bool] | None,
-        plain: Callable[[], int],
-    ):
-        self.captured = captured
-        self.user_inputs = list(captured.program.graph_signature.user_inputs)
-        graph = lower_graph(captured.graph)
-        wanted: set[str] = set()
-        if graded is not None:
-            named = dict(module.named_parameters(remove_duplicate=False))
-            wanted |= {str(name) for name, needed in zip(self.user_inputs, graded, strict=True) if needed}
-            wanted |= {v.name for v in graph.of_kind(Kind.PARAMETER) if named[str(v.target)].requires_grad}
-        device = next((p.device for p in module.parameters()), torch.device("cpu"))
-        self.schedule = make_schedule(graph, options.on(device), sorted(wanted), plain, options.storages(device))
-        self.engine = Engine(self.schedule)
-
-    def __call__(self, module: nn.Module, flat: Sequence[Any]) -> Any:
-        tensors = self._bind(module, flat)
-        device = next((p.device for p in module.parameters()), None)
-        device = device or next((t.device for t in tensors.values()), torch.device("cpu"))
-        train = torch.is_grad_enabled() and any(t.requires_grad for t in tensors.values())
-        autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
-        seed = int(torch.randint(1 << 62, ()).item()) if self._random else 0
-        session = Session(self.engine, tensors, device, train=train, seed=seed, autocast=autocast)
-        if train:
-            names = list(tensors)
-            found = _Tiled.apply(session, names, *tensors.values())  # type: ignore[no-untyped-call]
-            outputs = list(found)
-        else:
-            outputs, updates = session.forward()
-            _update(session, updates)
-        return self._assemble(outputs)
-
-    @property
-    def _random(self) -> bool:
-        return any(self.engine.op(n.name).random for n in self.engine.graph.nodes)
-
-    def _bind(self, module: nn.Module, flat: Sequence[Any]) -> dict[str, Tensor]:
-        graph = self.engine.graph
-        named = dict(module.named_parameters(remove_duplicate=False)) | dict(
-            module.named_buffers(remove_duplicate=False)
-        )
-        constants = self.captured.constants
-        inputs = dict(zip(self.user_inputs, flat, strict=True))
-        found: dict[str, Tensor] = {}
-        for value in graph.values:
-            match value.kind:
-                case Kind.INPUT:
-                    found[value.name] = inputs[value.name]
-                case Kind.PARAMETER | Kind.BUFFER:
-                    found[value.name] = named[str(value.target)]
-                case Kind.CONSTANT:
-                    found[value.name] = constants[value.name]
-        return found
-
-    def _assemble(self, outputs: Sequence[Tensor]) -> Any:
-        flat = [outputs[item.index] if isinstance(item, Slot) else item for item in self.captured.outputs]
-        return pytree.tree_unflatten(flat, self.captured.program.call_spec.out_spec)
-
-
-class _Tiled(Function):
-    """The whole tiled module as one autograd function: parameters get their gradient once, whole."""
-
-    @staticmethod
-    def forward(ctx: Any, session: Session, names: Sequence[str], *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.set_materialize_grads(False)
-        ctx.session, ctx.names = session, names
-        outputs, updates = session.forward()
-        _update(session, updates)
-        plain = [o for o, name in zip(outputs, session.engine.graph.outputs, strict=True) if name not in session.needs]
-        ctx.mark_non_differentiable(*plain)
-        return tuple(outputs)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        session: Session | None = ctx.session
-        if torch.is_grad_enabled():
-            raise TilegradError(
-                "second-order gradients through a tiled module are not available",
-                hint="backward without create_graph=True, or the module without tilegrad.tile",
-            )
-        if session is None or session.spent:
-            raise TilegradError(
-                "backward a second time through the same tiled call: what it kept is freed",
-                hint="one backward per call (sum the losses first), or call the module again",
-            )
-        found = session.backward(grads)
-        tensors = session.tensors
-        result = [found[n].to(tensors[n].dtype) if n in found and n in session.needs else None for n in ctx.names]
-        ctx.session = None
-        return (None, None, *result)
-
-
-def _update(session: Session, updates: Sequence[tuple[str, Tensor]]) -> None:
-    with torch.no_grad():
-        for name, value in updates:
-            session.tensors[name].copy_(value)
-
-
-def make_schedule(
-    graph: Graph, options: Options, graded: Sequence[str], plain: Callable[[], int], storages: Sequence[Storage]
-) -> Schedule:
-    """The schedule that the options ask for. `graded`: the outside values that need a gradient; `plain`: what plain
-    execution allocates; `storages`: where halos may be kept."""
-    mode = "stream" if options.mode == "auto" else options.mode
-    sizes = options.sizes(graph)
-    search = Search(graph, options.cut_axes(graph), mode, tuple(graded), bool(graded), plain)
-    if mode == "none" or (sizes is None and options.budget is None):
-        return search.plain().planned
-    if sizes is not None:
-        schedule = search.tiled(sizes, options.storage or Storage.DEVICE).planned
-    else:
-        assert options.budget is not None
-        schedule = fit_budget(search, options.budget, storages)
-    check_schedule(schedule)
-    return schedule

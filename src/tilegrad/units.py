@@ -13,6 +13,8 @@ _FACTORS = {"": 1, "b": 1} | {
 }
 _BYTES = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
+_SHARE = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*(%?)\s*of\s+(?:the\s+)?device\s*", re.IGNORECASE)
+
 
 def parse_bytes(text: str | int | float) -> int:
     """`"4GiB"`, `"300 MB"`, `"1.5e9"` or a number of bytes."""
@@ -27,6 +29,19 @@ def parse_bytes(text: str | int | float) -> int:
     if not 1 <= found < 2**63:
         raise InputError(f"a size of {text} bytes is not possible", hint='"4GiB", "300MB" or 4294967296')
     return int(found)
+
+
+def parse_budget(text: str | int | float, device_bytes: int | None = None) -> int:
+    """As `parse_bytes`, and `"0.5 of device"`: a share of the device's memory."""
+    match = _SHARE.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        return parse_bytes(text)
+    share = float(match[1]) / (100 if match[2] else 1)
+    if not 0 < share <= 1:
+        raise InputError(f"a budget of {text} is not possible", hint='"0.5 of device", "50% of device"')
+    if device_bytes is None:
+        raise InputError(f"{text}: how large the device is is not known here", hint='bytes, such as "4GiB"')
+    return int(share * device_bytes)
 
 
 def format_bytes(count: int | float) -> str:

@@ -8,6 +8,7 @@ Rule G5  Retained roles and gradients are read in the backward phase only; param
 Rule G6  Phases come in order: forward, then backward, then update.
 Rule G7  Shapes are non-negative and dtypes known.
 Rule G8  An update replaces a buffer, input or parameter by a value of the same type.
+Rule G9  An alias lives in the memory of a value declared before it, and is no larger.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def _ordered(graph: Graph) -> Iterator[Problem]:
 
 
 def _roles(graph: Graph) -> Iterator[Problem]:
-    backward_only = (Role.GRADIENT, Role.RETAINED_INPUT, Role.RETAINED_OUTPUT)
+    backward_only = (Role.GRADIENT, Role.RETAINED_INPUT, Role.RETAINED_OUTPUT, Role.SUM)
     for node in graph.nodes:
         for i in node.inputs:
             if i.role in backward_only and node.phase is Phase.FORWARD:
@@ -99,6 +100,17 @@ def _updates(graph: Graph) -> Iterator[Problem]:
             yield old, f"'{new}' ({graph.type(new)}) cannot replace '{old}' ({graph.type(old)})"
 
 
+def _aliases(graph: Graph) -> Iterator[Problem]:
+    before: set[str] = set()
+    for value in graph.values:
+        if value.alias is not None:
+            if value.alias not in before:
+                yield value.name, f"it lives in '{value.alias}', which is not declared before it"
+            elif graph.type(value.alias).bytes < value.type.bytes:
+                yield value.name, f"it is larger than '{value.alias}', in whose memory it lives"
+        before.add(value.name)
+
+
 RULES: dict[str, Callable[[Graph], Iterator[Problem]]] = {
     "G1": _unique,
     "G2": _declared,
@@ -108,4 +120,5 @@ RULES: dict[str, Callable[[Graph], Iterator[Problem]]] = {
     "G6": _phases,
     "G7": _types,
     "G8": _updates,
+    "G9": _aliases,
 }

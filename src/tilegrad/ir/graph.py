@@ -41,6 +41,7 @@ class Role(StrEnum):
     GRADIENT = "gradient"
     RETAINED_INPUT = "retained_input"
     RETAINED_OUTPUT = "retained_output"
+    SUM = "sum"  # a gradient so far, which the node adds to in place
 
 
 class Phase(StrEnum):
@@ -54,7 +55,8 @@ class Value:
     name: str
     type: TensorType
     kind: Kind = Kind.ACTIVATION
-    target: str | None = None  # parameter or buffer: its name in the module's state_dict
+    target: str | None = None  # parameter or buffer: its name in the module's state_dict; gradient: its parameter
+    alias: str | None = None  # the value whose memory it lives in
 
 
 @dataclass(frozen=True, slots=True)

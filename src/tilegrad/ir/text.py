@@ -3,6 +3,7 @@
     graph "resnet18"
     value x: float32[1, 3, 64, 64] input
     value weight: float32[8, 3, 3, 3] parameter "conv.weight"
+    value z: float32[1, 8, 64, 64] activation in y
     node conv2d = conv2d(input: x, weight: weight as parameter) -> y {"stride": [1, 1]} @ {"target": …}
     output y
     update running_mean <- new_mean
@@ -25,7 +26,7 @@ from .types import TensorType
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 _NAME = r'(?:[A-Za-z_][A-Za-z0-9_.]*|"(?:[^"\\]|\\.)*")'
 _GRAPH = re.compile(rf"graph ({_NAME})")
-_VALUE = re.compile(rf"value ({_NAME}): (\w+)\[([0-9, -]*)\] (\w+)(?: ({_NAME}))?")
+_VALUE = re.compile(rf"value ({_NAME}): (\w+)\[([0-9, -]*)\] (\w+)(?: (?!in )({_NAME}))?(?: in ({_NAME}))?")
 _ONE_INPUT = rf"{_NAME}: {_NAME}(?: as \w+)?"
 _NODE = re.compile(
     rf"node ({_NAME}) = ({_NAME})\(((?:{_ONE_INPUT}(?:, {_ONE_INPUT})*)?)\) -> ((?:{_NAME}(?:, {_NAME})*)?) "
@@ -39,7 +40,8 @@ def format_graph(graph: Graph) -> str:
     lines = [f"graph {_quote(graph.name)}"]
     for v in graph.values:
         target = f" {_quote(v.target)}" if v.target is not None else ""
-        lines.append(f"value {_quote(v.name)}: {v.type} {v.kind}{target}")
+        alias = f" in {_quote(v.alias)}" if v.alias is not None else ""
+        lines.append(f"value {_quote(v.name)}: {v.type} {v.kind}{target}{alias}")
     lines += [_format_node(n) for n in graph.nodes]
     lines += [f"output {_quote(name)}" for name in graph.outputs]
     lines += [f"update {_quote(old)} <- {_quote(new)}" for old, new in graph.updates]
@@ -89,7 +91,8 @@ def parse_graph(text: str) -> Graph:
 def _parse_value(match: re.Match[str]) -> Value:
     shape = tuple(int(n) for n in match[3].split(",") if n.strip())
     target = _unquote(match[5]) if match[5] else None
-    return Value(_unquote(match[1]), TensorType(shape, match[2]), Kind(match[4]), target)
+    alias = _unquote(match[6]) if match[6] else None
+    return Value(_unquote(match[1]), TensorType(shape, match[2]), Kind(match[4]), target, alias)
 
 
 def _parse_node(match: re.Match[str], rest: str) -> Node:
@@ -131,7 +134,7 @@ def _seconds(about: dict[str, Any]) -> float | None:
 
 
 def _quote(name: str) -> str:
-    return name if _PLAIN.fullmatch(name) else json.dumps(name)
+    return name if _PLAIN.fullmatch(name) and name != "in" else json.dumps(name)
 
 
 def _unquote(text: str) -> str:

@@ -117,6 +117,9 @@ class Op:
 
     saves: ClassVar[tuple[str, ...]] = ("inputs",)  # of: inputs, result, indices
     pads: ClassVar[bool] = False  # does what sticks out of the input count as padding?
+    dense: ClassVar[bool] = False  # does its arithmetic run at the machine's full rate, or wait for memory?
+    native: ClassVar[bool] = True  # does torch's own operator compute the same for whole tensors?
+    remembers: ClassVar[tuple[str, ...]] = ()  # arguments that torch's own operator writes to
     random: ClassVar[bool] = False
     anywhere: ClassVar[bool] = False  # can it make any box along dimensions that no input drives?
     blind: ClassVar[bool] = False  # reads no input's content, so no gradient passes through it
@@ -131,6 +134,16 @@ class Op:
     def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
         here = {"device": place.device} if place.device is not None and call.attr("device") is not None else {}
         return aten.call(call.node, tiles, **here)
+
+    def run_whole(self, call: Call, tensors: Sequence[Tensor], seed: int, device: torch.device) -> Tensor:
+        """All of the output from whole inputs: by torch's own operator where that is the same."""
+        full = Box.full(call.out.shape)
+        reads = self.needs(call, full) or tuple(Box.full(t.shape) for t in call.inputs)
+        place = Place(full, reads, seed, device)
+        if self.native and not self.random and call.node.target.startswith("aten."):
+            return Op.run(self, call, tensors, place)
+        boxes = [box.clip(t.shape) for box, t in zip(reads, call.inputs, strict=True)]
+        return self.run(call, [t[box.slices] for t, box in zip(tensors, boxes, strict=True)], place)
 
     def flops(self, call: Call) -> float:
         """Floating point operations per element of the output."""

@@ -30,6 +30,7 @@ def windows(call: Call) -> tuple[Slide, ...]:
 
 @op("conv1d", "conv2d", "conv3d")
 class Conv(Op):
+    dense = True
     fresh_gradient = True
     pads = True
 

@@ -25,6 +25,7 @@ def windows(call: Call) -> tuple[Spread, ...]:
 
 @op("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 class ConvTranspose(Op):
+    dense = True
     fresh_gradient = True
 
     def reads(self, call: Call) -> Reads:

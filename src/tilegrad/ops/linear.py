@@ -14,6 +14,8 @@ from .registry import op
 
 @op("linear")
 class Linear(Op):
+    dense = True
+
     def reads(self, call: Call) -> Reads:
         shape = call.inputs[0].shape
         lead = tuple(Read(d, POINT) for d in range(len(shape) - 1))
@@ -29,6 +31,8 @@ class Linear(Op):
 
 @op("matmul", "mm", "bmm")
 class Matmul(Op):
+    dense = True
+
     def reads(self, call: Call) -> Reads | None:
         a, b = (t.shape for t in call.inputs)
         out = call.out.shape
@@ -49,6 +53,8 @@ class Matmul(Op):
 
 @op("einsum")
 class Einsum(Op):
+    dense = True
+
     def _letters(self, call: Call) -> tuple[list[str], str] | None:
         equation = str(call.attr("equation")).replace(" ", "")
         if "." in equation or "->" not in equation:

@@ -42,9 +42,28 @@ class Slice(Op):
         yield Sample(lambda x: x[:, 1:, ::2, 1::3] * 1, ((1, 3, 8, 9),), "steps")
 
 
+@op("crop")
+class CropBox(Slice):
+    """A box of the input: what importers give for slices along several dimensions at once."""
+
+    native = False
+
+    def reads(self, call: Call) -> Reads:
+        return (tuple(Read(k, Crop(a, b - a)) for k, (a, b) in enumerate(_ends(call))),)
+
+    def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
+        return tiles[0].clone()  # the box that was read is the piece
+
+
+def _ends(call: Call) -> list[tuple[int, int]]:
+    return list(zip(call.attr("start"), call.attr("stop"), strict=True))
+
+
 @op("split", "split_with_sizes", "chunk", "tensor_split", "narrow", "unsafe_split", "unsafe_chunk")
 class Split(Op):
     """One piece of a split: capture gives each piece a node of its own, with `start` and `length`."""
+
+    native = False
 
     saves = ()
 
@@ -68,6 +87,8 @@ class Split(Op):
 @op("select", "unbind")
 class Select(Op):
     """One index of a dimension; the dimension goes away."""
+
+    native = False
 
     saves = ()
 

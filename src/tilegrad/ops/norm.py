@@ -22,6 +22,8 @@ from .registry import op
 class Norm(Op):
     """Pointwise in the data once its statistics are known; all else is per channel."""
 
+    remembers = ("running_mean", "running_var")
+
     def reads(self, call: Call) -> Reads:
         return (pointwise(call.inputs[0].shape, call.out.shape), *(whole(t.shape) for t in call.inputs[1:]))
 

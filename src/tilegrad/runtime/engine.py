@@ -86,6 +86,7 @@ class Session:
         self.seed, self.autocast = seed, autocast
         graded = {name for name, t in tensors.items() if t.requires_grad} if train else set()
         self.needs = engine.needs(graded)
+        self.output_names = engine.graph.outputs
         self.values: dict[str, Whole] = {}
         self.totals: dict[str, tuple[Tensor, ...]] = {}
         self.halos = Shelf(engine.schedule.storage)
@@ -108,7 +109,7 @@ class Session:
                 if not self.train:
                     self._drop_unread(at)
         self.halo_bytes = self.halos.bytes
-        self.versions = {name: _version(t) for name, t in self._recomputed_from().items()}
+        self.versions = {name: version_of(t) for name, t in self._recomputed_from().items()}
         outputs = [self._outside(name) for name in graph.outputs]
         updates = [(old, self._outside(new)) for old, new in graph.updates]
         self._hand_over()
@@ -188,7 +189,7 @@ class Session:
 
     def _check_unchanged(self) -> None:
         for name, tensor in self._recomputed_from().items():
-            if _version(tensor) != self.versions[name]:
+            if version_of(tensor) != self.versions[name]:
                 raise TilegradError(
                     f"'{name}' was written to after the forward pass, and backward needs it as it was",
                     hint="backward before optimizer.step() and before writing in place to inputs and outputs",
@@ -279,10 +280,15 @@ class Session:
         return bool(self.engine.graph.consumers[name]) or self.engine.graph.outputs.count(name) > 1
 
     def seed_of(self, node: str) -> int:
-        return self.seed ^ zlib.crc32(node.encode()) << 20
+        return seed_of(self.seed, node)
 
 
-def _version(tensor: Tensor) -> int:
+def seed_of(seed: int, node: str) -> int:
+    """A random operator's own seed."""
+    return seed ^ zlib.crc32(node.encode()) << 20
+
+
+def version_of(tensor: Tensor) -> int:
     """How often a tensor was written to in place, as autograd counts."""
     return 0 if tensor.is_inference() else tensor._version
 

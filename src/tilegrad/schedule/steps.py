@@ -1,4 +1,4 @@
-"""The steps of one tile. Boxes are global: indices of the whole value."""
+"""The steps of a schedule. Of one tile: boxes are global, indices of the whole value. Of a step list: whole nodes."""
 
 from __future__ import annotations
 
@@ -71,4 +71,26 @@ class Free:
     value: str
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Run a whole node, forward or backward. A forward node that ran before is recomputed."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Offload:
+    """Begin to copy a value to the host. A later `Free` gives back its device memory, and waits for the copy."""
+
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Begin to copy a value back from the host. What reads it waits for the copy."""
+
+    value: str
+
+
+WholeStep = Run | Offload | Fetch | Free
 Step = Load | Compute | Join | Store | Fold | Free

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from ..region import Box
 from ..units import format_bytes, format_sizes
 from .schedule import Phase, Schedule
-from .steps import Compute, Fold, Free, Halo, Join, Load, Step, Store
+from .step_list import StepList
+from .steps import Compute, Fold, Free, Halo, Join, Load, Offload, Step, Store
 
+MOST_NAMES = 8
 BARRIER_BYTES = 1 << 20  # from here on a plan says what running whole costs
 
 
-def format_plan(schedule: Schedule) -> str:
-    """What runs, phase by phase, with predicted figures where they are known."""
+def format_plan(schedule: Schedule | StepList) -> str:
+    """What runs, phase by phase or node by node, with predicted figures where they are known."""
+    if isinstance(schedule, StepList):
+        return "\n".join(_format_step_list(schedule))
     graph = schedule.graph
     image = format_sizes(graph.shape(graph.inputs[0])) if graph.inputs else "no input"
     if schedule.mode == "none":
@@ -26,8 +32,18 @@ def format_plan(schedule: Schedule) -> str:
     return "\n".join([*lines, *_format_peak(schedule)])
 
 
-def plan_to_json(schedule: Schedule) -> dict[str, Any]:
+def plan_to_json(schedule: Schedule | StepList) -> dict[str, Any]:
     """The same as plain data."""
+    if isinstance(schedule, StepList):
+        again, moved = _reruns(schedule), [s.value for s in schedule.steps if isinstance(s, Offload)]
+        return {
+            "network": schedule.graph.name,
+            "mode": schedule.mode,
+            "predicted": dict(schedule.predicted),
+            "runs": len(schedule.runs),
+            "again": again,
+            "offloaded": moved,
+        }
     return {
         "network": schedule.graph.name,
         "mode": schedule.mode,
@@ -48,10 +64,36 @@ def plan_to_json(schedule: Schedule) -> dict[str, Any]:
     }
 
 
-def _format_peak(schedule: Schedule) -> list[str]:
+def _reruns(schedule: StepList) -> dict[str, int]:
+    """Nodes that run more than once, and how often they run again."""
+    return {name: count - 1 for name, count in Counter(schedule.runs).items() if count > 1}
+
+
+def _format_step_list(schedule: StepList) -> list[str]:
+    graph, again = schedule.graph, _reruns(schedule)
+    moved = [s.value for s in schedule.steps if isinstance(s, Offload)]
+    image = format_sizes(graph.shape(graph.inputs[0])) if graph.inputs else "no input"
+    lines = [f"plan for {graph.name} on {image}: {schedule.planner}, {len(graph.nodes)} nodes, none tiled"]
+    if again:
+        lines.append(f"again       {sum(again.values())} runs of {len(again)} nodes: {_some(again)}")
+    if moved:
+        size = sum(graph.type(name).bytes for name in moved)
+        lines.append(f"to the host {len(moved)} values, {format_bytes(size)}: {_some(moved)}")
+    lines += [f"note        {note}" for note in schedule.notes]
+    return lines + _format_peak(schedule)
+
+
+def _some(names: Iterable[str]) -> str:
+    found = list(names)
+    return ", ".join(found[:MOST_NAMES]) + (", …" if len(found) > MOST_NAMES else "")
+
+
+def _format_peak(schedule: Schedule | StepList) -> list[str]:
     if not schedule.predicted:
         return []
     peak, total, halos = (format_bytes(schedule.predicted[f"{k}_bytes"]) for k in ("peak", "total", "halo"))
+    if isinstance(schedule, StepList):
+        return [f"peak        {total} predicted in all, {peak} beyond parameters, buffers and inputs"]
     return [
         f"peak        {total} predicted in all, {peak} beyond parameters, their gradients and inputs; halos {halos}"
     ]

@@ -66,6 +66,13 @@ BROKEN = [
         r"'z' \(float32\[2, 3\]\) cannot replace 'b' \(float32\[4\]\)",
         "b",
     ),
+    ("G9", replace(LEGAL, values=(X, W, B, replace(Y, alias="z"), Z)), "'z', which is not declared before it", "y"),
+    (
+        "G9",
+        replace(LEGAL, values=(Value("s", TensorType(()), Kind.INPUT), X, W, B, Y, replace(Z, alias="s"))),
+        "it is larger than 's'",
+        "z",
+    ),
 ]
 
 

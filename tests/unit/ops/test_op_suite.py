@@ -32,7 +32,7 @@ UNREACHED = {
     "_native_batch_norm_legit", "native_group_norm", "native_dropout", "_softmax", "_log_softmax", "_unsafe_view",
     "nll_loss", "nll_loss2d", "constant_pad_nd", "unsafe_chunk", "unsafe_split", "prelu_kernel", "_prelu_kernel",
     "rrelu_with_noise", "_assert_tensor_metadata", "logsigmoid", "softsign", "softmin", "tanhshrink", "narrow", "mm",
-    "bmm", "norm", "_to_copy",
+    "bmm", "norm", "_to_copy", "crop",
 }  # fmt: skip
 # Capture gives every piece of these a node of its own, which is no call of torch.
 PIECES = {"split", "split_with_sizes", "chunk", "tensor_split", "unbind"}

@@ -1,0 +1,107 @@
+"""Recompute under a budget: the heuristic first, then the mixed-integer program until gap or clock say stop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import inf
+
+from ..errors import InputError
+from ..ir import Graph
+from ..schedule.step_list import StepList, list_steps
+from .evict import fit, plain_starts
+from .problem import Problem, make_problem
+from .program import Program
+from .stages import Solution, Stages
+
+THRESHOLDS = (0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9)
+EXACT_CELLS = 8_000  # stages x units up to which the program is solved in seconds, its relaxation in one
+TIGHT, TIGHT_S = 1e-4, 20.0  # the gap that is tried for first, and for how long
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to look for a plan."""
+
+    heuristic_s: float = 1.8  # for a hundred nodes; more for larger graphs
+    exact_s: float = 150.0  # 0: the heuristic alone
+    gap: float = 1e-3  # of a step's time, at which the exact search may stop
+
+
+def plan_recompute(
+    graph: Graph, seconds: Mapping[str, float], budget: int, effort: Effort | None = None
+) -> StepList | None:
+    """The schedule of least time that fits by running forward nodes again, or None where none is found."""
+    problem = make_problem(graph, seconds)
+    found = solve_recompute(problem, budget, effort or Effort())
+    if found is None:
+        return None
+    steps = list_steps(graph, problem.runs(found.solution.again))
+    return StepList(graph, "recompute", tuple(steps), found.notes, found.gap)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A solution, how far from the best it may be, and how it was come by."""
+
+    solution: Solution
+    gap: float | None
+    notes: tuple[str, ...]
+
+
+def solve_recompute(problem: Problem, budget: int, effort: Effort) -> Found | None:
+    """Several starts for the heuristic, then the exact program where it is small enough."""
+    stages = Stages(problem)
+    cells = len(problem.backward) * len(problem.units)
+    deadline = time.monotonic() + effort.heuristic_s * max(1.0, cells / EXACT_CELLS)
+    program, bound, starts, notes = None, problem.base_seconds, list[Solution](), list[str]()
+    if cells <= EXACT_CELLS:
+        try:
+            program = Program(problem, budget)
+            relaxed = program.relax(effort.heuristic_s)
+        except InputError as error:
+            program, relaxed = None, None
+            notes.append(f"{error.what}: this is the heuristic's plan")
+        if relaxed is not None:
+            if relaxed.values is None:
+                return None if relaxed.status == "Infeasible" else _heuristic(stages, budget, deadline, notes)
+            bound = relaxed.bound
+            assert program is not None
+            starts = [program.read(stages, relaxed.values, threshold) for threshold in THRESHOLDS]
+    best = fit(_all(starts, stages), budget, deadline)
+    if program is not None and effort.exact_s > 0:
+        best, bound = _improve(program, stages, best, bound, effort, notes)
+    if best is None:
+        return None
+    return Found(best, max(0.0, (problem.base_seconds + best.seconds) / bound - 1), tuple(notes))
+
+
+def _heuristic(stages: Stages, budget: int, deadline: float, notes: list[str]) -> Found | None:
+    best = fit(plain_starts(stages), budget, deadline)
+    return None if best is None else Found(best, None, tuple(notes))
+
+
+def _all(starts: list[Solution], stages: Stages) -> Iterator[Solution]:
+    yield from starts
+    yield from plain_starts(stages)
+
+
+def _improve(
+    program: Program, stages: Stages, best: Solution | None, bound: float, effort: Effort, notes: list[str]
+) -> tuple[Solution | None, float]:
+    """The exact program, started from the heuristic's solution. Its answer is evaluated like any other."""
+    base, begun = program.problem.base_seconds, time.monotonic()
+    for gap, limit in ((TIGHT, min(TIGHT_S, effort.exact_s)), (effort.gap, effort.exact_s)):
+        left = begun + limit - time.monotonic()
+        if left <= 0 or (best is not None and (base + best.seconds) / bound - 1 <= gap):
+            continue
+        solved = program.solve(left, gap, best)
+        bound = max(bound, solved.bound) if solved.bound < inf else bound
+        if solved.values is not None:
+            found = program.read(stages, solved.values)
+            if found.peak <= program.budget and (best is None or found.seconds < best.seconds):
+                best = found
+    if best is not None and (base + best.seconds) / bound - 1 > effort.gap:
+        notes.append(f"the solver was stopped after {time.monotonic() - begun:.0f} s: this is the best plan found")
+    return best, bound

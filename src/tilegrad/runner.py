@@ -1,0 +1,194 @@
+"""A module planned for one input shape: binds tensors to the graph's values and runs sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from .bounds import lower_graph
+from .errors import TilegradError
+from .importers import Captured, Slot
+from .ir import Graph, Kind
+from .ops import find
+from .options import Options
+from .planners import Effort
+from .runtime import Engine, Session
+from .runtime.measure import known_machine
+from .runtime.step_session import StepEngine, StepSession
+from .runtime.training import training_graph
+from .schedule import Schedule, Storage, check_schedule
+from .schedule.step_list import StepList
+from .search import Candidate, Planning, Search, Slack, Steps, plan_step
+
+SLACK = 0.01  # of what a step allocates
+QUICK = Effort(exact_s=0.0)  # a module is planned when it is first called: the heuristic, which is near the best
+
+
+class Runner:
+    """A planned input shape: binds tensors to the graph's values and runs sessions."""
+
+    def __init__(
+        self,
+        captured: Captured,
+        options: Options,
+        module: nn.Module,
+        graded: Sequence[bool] | None,
+        plain: Callable[[], int],
+    ):
+        self.captured = captured
+        self.user_inputs = list(captured.program.graph_signature.user_inputs)
+        graph = lower_graph(captured.graph)
+        wanted: set[str] = set()
+        if graded is not None:
+            named = dict(module.named_parameters(remove_duplicate=False))
+            wanted |= {str(name) for name, needed in zip(self.user_inputs, graded, strict=True) if needed}
+            wanted |= {v.name for v in graph.of_kind(Kind.PARAMETER) if named[str(v.target)].requires_grad}
+        device = next((p.device for p in module.parameters()), torch.device("cpu"))
+        self.planning: Planning | None = None
+        self.schedule = self._plan(graph, options.on(device), sorted(wanted), plain, device)
+        self.engine: Engine | StepEngine
+        if isinstance(self.schedule, StepList):
+            self.engine = StepEngine(self.schedule, captured.graph)
+        else:
+            self.engine = Engine(self.schedule)
+
+    def _plan(
+        self, graph: Graph, options: Options, graded: Sequence[str], plain: Callable[[], int], device: torch.device
+    ) -> Schedule | StepList:
+        """The schedule that the options ask for. `graph`: lowered; `graded`: the outside values that need a gradient;
+        `plain`: what plain execution allocates."""
+        mode = "stream" if options.mode == "auto" else options.mode
+        sizes, budget = options.sizes(graph), options.budget_on(device)
+        machine = known_machine(str(device))
+        search = Search(
+            graph, options.cut_axes(graph), mode, tuple(graded), bool(graded), plain, machine, options.axes is None
+        )
+        if mode == "none" or (sizes is None and budget is None):
+            return search.plain().planned
+        if sizes is not None:
+            schedule = search.tiled(sizes, options.storage or Storage.DEVICE).planned
+            check_schedule(schedule)
+            return schedule
+        assert budget is not None
+        self.planning = plan_module(self.captured.graph, search, budget, options, device)
+        return self.planning.chosen.schedule
+
+    def __call__(self, module: nn.Module, flat: Sequence[Any]) -> Any:
+        tensors = self._bind(module, flat)
+        device = next((p.device for p in module.parameters()), None)
+        device = device or next((t.device for t in tensors.values()), torch.device("cpu"))
+        train = torch.is_grad_enabled() and any(t.requires_grad for t in tensors.values())
+        autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+        seed = int(torch.randint(1 << 62, ()).item()) if self._random else 0
+        session: Session | StepSession
+        if isinstance(self.engine, StepEngine):
+            session = StepSession(self.engine, tensors, device, seed=seed, autocast=autocast)
+        else:
+            session = Session(self.engine, tensors, device, train=train, seed=seed, autocast=autocast)
+        if train:
+            names = list(tensors)
+            found = TiledFunction.apply(session, names, *tensors.values())  # type: ignore[no-untyped-call]
+            outputs = list(found)
+        else:
+            outputs, updates = session.forward()
+            _update(session, updates)
+        return self._assemble(outputs)
+
+    @property
+    def _random(self) -> bool:
+        return any(find(n).random for n in self.captured.graph.nodes)
+
+    def _bind(self, module: nn.Module, flat: Sequence[Any]) -> dict[str, Tensor]:
+        graph = self.captured.graph
+        named = dict(module.named_parameters(remove_duplicate=False)) | dict(
+            module.named_buffers(remove_duplicate=False)
+        )
+        constants = self.captured.constants
+        inputs = dict(zip(self.user_inputs, flat, strict=True))
+        found: dict[str, Tensor] = {}
+        for value in graph.values:
+            match value.kind:
+                case Kind.INPUT:
+                    found[value.name] = inputs[value.name]
+                case Kind.PARAMETER | Kind.BUFFER:
+                    found[value.name] = named[str(value.target)]
+                case Kind.CONSTANT:
+                    found[value.name] = constants[value.name]
+        return found
+
+    def _assemble(self, outputs: Sequence[Tensor]) -> Any:
+        flat = [outputs[item.index] if isinstance(item, Slot) else item for item in self.captured.outputs]
+        return pytree.tree_unflatten(flat, self.captured.program.call_spec.out_spec)
+
+
+class TiledFunction(Function):
+    """The whole tiled module as one autograd function: parameters get their gradient once, whole."""
+
+    @staticmethod
+    def forward(ctx: Any, session: Session | StepSession, names: Sequence[str], *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.session, ctx.names = session, names
+        outputs, updates = session.forward()
+        _update(session, updates)
+        plain = [o for o, name in zip(outputs, session.output_names, strict=True) if name not in session.needs]
+        ctx.mark_non_differentiable(*plain)
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        session: Session | StepSession | None = ctx.session
+        if torch.is_grad_enabled():
+            raise TilegradError(
+                "second-order gradients through a tiled module are not available",
+                hint="backward without create_graph=True, or the module without tilegrad.tile",
+            )
+        if session is None or session.spent:
+            raise TilegradError(
+                "backward a second time through the same tiled call: what it kept is freed",
+                hint="one backward per call (sum the losses first), or call the module again",
+            )
+        found = session.backward(grads)
+        tensors = session.tensors
+        result = [found[n].to(tensors[n].dtype) if n in found and n in session.needs else None for n in ctx.names]
+        ctx.session = None
+        return (None, None, *result)
+
+
+def _update(session: Session | StepSession, updates: Sequence[tuple[str, Tensor]]) -> None:
+    with torch.no_grad():
+        for name, value in updates:
+            session.tensors[name].copy_(value)
+
+
+def plan_module(graph: Graph, search: Search, budget: int, options: Options, device: torch.device) -> Planning:
+    """The full planner for a captured module: whole nodes again or on the host, tiles, or plain where it fits."""
+    plain_fit = search.plain()
+    plain_bytes = plain_fit.prediction.total_bytes
+    train = bool(search.graded)
+    outside = sum(v.type.bytes for v in graph.values if not v.kind.computed)
+    steps = None
+    if train and plain_bytes > budget and options.planner != "tile":
+        # On the CPU there is nowhere to copy to but a file, and that only if it is asked for.
+        hosted = device.type == "cuda" or options.storage is Storage.DISK or options.planner == "offload"
+        steps = Steps(training_graph(graph, search.graded), search.machine, QUICK, hosted)
+    seconds = steps.keep.time_s if steps else plain_fit.seconds(search)
+    plain = Candidate("keep", "plain PyTorch", plain_fit.planned, plain_bytes, seconds)
+    if plain_bytes <= budget:
+        return Planning(graph, search.machine, budget, plain, (plain,), plain)
+    planning = plan_step(
+        steps,
+        search,
+        budget,
+        planner=options.planner,
+        storages=options.storages(device),
+        plain=plain,
+        slack=Slack(SLACK, outside),
+    )
+    if isinstance(planning.chosen.schedule, Schedule):
+        check_schedule(planning.chosen.schedule)
+    return planning

@@ -1,0 +1,220 @@
+"""The training graph of a forward graph: its backward nodes, what each must still find, and all bytes in between.
+
+Found by running every node by itself, backward included, on tensors without data: what autograd saves, what it saves
+besides inputs and outputs (`<node>.saved`), what a kernel's caller allocates for a moment (`<node>.work`), which
+outputs are views and which gradients share memory. So an operator needs no hand-written rule to be planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from ..bounds import call_of
+from ..ir import Graph, Input, Kind, Node, Phase, Role, TensorType, Value, check_graph
+from ..ops import find
+from .peak import PeakBytes
+from .tape import Tape, fills, memory_of, run_taped
+
+SEED = "seed"  # the node that brings the gradients of the outputs
+
+
+def training_graph(graph: Graph, graded: Collection[str], *, seeded: bool = True) -> Graph:
+    """Forward and backward nodes. `graded`: outside values that need a gradient; `seeded`: the gradients of the outputs
+    are brought by the caller (and have bytes), instead of being the number one."""
+    trace = _Trace(graph, frozenset(graded))
+    for node in graph.nodes:
+        trace.forward(node)
+    trace.seed(seeded)
+    for node in reversed(graph.nodes):
+        trace.backward(node)
+    made = trace.finish()
+    check_graph(made)
+    return made
+
+
+@dataclass
+class _Gradient:
+    """The gradient of a value so far."""
+
+    name: str
+    tensor: Tensor
+    shared: bool  # does somebody else read the same memory?
+
+
+@dataclass
+class _Trace:
+    graph: Graph
+    graded: frozenset[str]
+    values: list[Value] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.anchor = torch.zeros((), device="meta", requires_grad=True)
+        self.needs = set(self.graded)
+        self.tensors: dict[str, Tensor] = {}
+        self.tapes: dict[str, Tape] = {}
+        self.owner: dict[int, str] = {}  # memory -> the value that is all of it
+        self.grads: dict[str, _Gradient] = {}
+        self.counts: dict[str, int] = {}
+        self.kept: list[str] = []  # to the end of the step
+        for value in self.graph.values:
+            if not value.kind.computed:
+                self.values.append(value)
+                self._meet(value.name, _blank(value.type))
+
+    def _meet(self, name: str, tensor: Tensor) -> str | None:
+        """Know a value's tensor; returns the value in whose memory it lies, if that is another."""
+        self.tensors[name] = tensor
+        return self._owned(name, tensor)
+
+    def _owned(self, name: str, tensor: Tensor) -> str | None:
+        owner = self.owner.setdefault(memory_of(tensor), name)
+        return None if owner == name else owner
+
+    # -- forward -------------------------------------------------------------------------------------------------------
+
+    def forward(self, node: Node) -> None:
+        call, op = call_of(self.graph, node), find(node)
+        passes = node.op != "detach" and not op.blind and self.graph.type(node.outputs[0]).floating
+        needs = frozenset(self.needs & set(node.reads)) if passes else frozenset()
+        with PeakBytes("meta") as peak, torch.no_grad():
+            inputs = [_scratch(self.tensors[i.value], i.arg in op.remembers) for i in node.inputs]
+            result, tape = run_taped(op, call, inputs, needs, self.anchor, 0)
+        (out,) = node.outputs
+        outputs = [out]
+        alias = self._meet(out, result)
+        self.values.append(replace(self.graph.value[out], alias=alias))
+        spent = 0 if alias is not None else result.untyped_storage().nbytes()
+        if tape is not None:
+            self.needs.add(out)
+            self.tapes[node.name] = tape
+            hidden = {memory_of(t): t.untyped_storage().nbytes() for t in tape.hidden}
+            if hidden:
+                spent += sum(hidden.values())
+                outputs.append(self._bytes_value(f"{node.name}.saved", sum(hidden.values())))
+        written = {i.value for i in node.inputs if i.arg in op.remembers}
+        if written:  # the new content, and the old one for backward
+            size = 2 * sum(self.graph.type(name).bytes for name in written)
+            outputs.append(self._bytes_value(f"{node.name}.buffers", size))
+            self.kept.append(outputs[-1])
+            spent += size // 2
+        if peak.bytes > spent:
+            outputs.append(self._bytes_value(f"{node.name}.work", peak.bytes - spent))
+        self.nodes.append(replace(node, outputs=tuple(outputs)))
+
+    def _bytes_value(self, name: str, count: int, kind: Kind = Kind.ACTIVATION) -> str:
+        self.values.append(Value(name, TensorType((count,), "uint8"), kind))
+        return name
+
+    # -- backward ------------------------------------------------------------------------------------------------------
+
+    def seed(self, brought: bool) -> None:
+        names = [
+            name for name in dict.fromkeys(self.graph.outputs) if name in self.needs and name in self.graph.producer
+        ]
+        self.uses = self._contributions(names)
+        made = []
+        for name in names:
+            grad = torch.empty_like(self.tensors[name])
+            if brought:
+                made.append(self._add(name, grad, None)[0])
+                self.grads[name].shared = True  # it is the caller's
+            else:
+                self.counts[name] = self.counts.get(name, 0) + 1
+                self.grads[name] = _Gradient("", grad, True)
+        self.kept += made
+        if made:
+            self.nodes.append(Node(SEED, SEED, (), tuple(made), phase=Phase.BACKWARD))
+
+    def _contributions(self, roots: Sequence[str]) -> dict[str, int]:
+        """How many gradients each value will get."""
+        found = dict.fromkeys(roots, 1)
+        for node in reversed(self.graph.nodes):
+            tape = self.tapes.get(node.name)
+            if tape is not None and node.outputs[0] in found:
+                for name in tape.inputs:
+                    found[name] = found.get(name, 0) + 1
+        return found
+
+    def backward(self, node: Node) -> None:
+        (out,) = node.outputs
+        tape, grad = self.tapes.pop(node.name, None), self.grads.get(out)
+        if tape is None or grad is None:
+            return
+        inputs = [Input("grad", grad.name, Role.GRADIENT)] if grad.name else []
+        for name in tape.references:
+            inputs.append(Input(f"saved.{name}", name, self._role(name, out)))
+        if tape.hidden:
+            inputs.append(Input("saved", f"{node.name}.saved", Role.RETAINED_OUTPUT))
+        with PeakBytes("meta") as peak, torch.no_grad():
+            found = {n: _own(g, grad.tensor) for n, g in tape.backward(grad.tensor, self.tensors.__getitem__).items()}
+        outputs, spent = [], 0
+        for name, tensor in found.items():
+            made, before, size = self._add(name, tensor, grad)
+            outputs.append(made)
+            spent += size
+            if before is not None:
+                inputs.append(Input(f"sum.{name}", before, Role.SUM))
+        if peak.bytes > spent:
+            outputs.append(self._bytes_value(f"{node.name}.backward.work", peak.bytes - spent, Kind.GRADIENT))
+        attrs = MappingProxyType({"of": node.name})
+        self.nodes.append(
+            Node(f"{node.name}.backward", f"{node.op}_backward", tuple(inputs), tuple(outputs), attrs,
+                 phase=Phase.BACKWARD, source=node.source)
+        )  # fmt: skip
+
+    def _role(self, name: str, out: str) -> Role:
+        if name == out:
+            return Role.RETAINED_OUTPUT
+        return Role.PARAMETER if self.graph.value[name].kind is Kind.PARAMETER else Role.RETAINED_INPUT
+
+    def _add(self, name: str, tensor: Tensor, source: _Gradient | None) -> tuple[str, str | None, int]:
+        """One more gradient of a value: the name of the sum so far, the one before, and the bytes it allocates."""
+        at = self.counts[name] = self.counts.get(name, 0) + 1
+        made = f"{name}.grad" if at == self.uses[name] else f"{name}.grad.{at}"
+        before = self.grads.get(name)
+        alias, shared = None, False
+        if before is not None and before.name:
+            if not before.shared:
+                alias = before.name
+            else:
+                tensor = torch.empty_like(tensor)
+                self._owned(made, tensor)
+        else:
+            alias = self._owned(made, tensor)
+            shared = alias is not None
+            if shared and source is not None:
+                source.shared = True
+                for other in self.grads.values():
+                    other.shared |= memory_of(other.tensor) == memory_of(tensor)
+        self.values.append(Value(made, self.graph.type(name), Kind.GRADIENT, None, alias))
+        self.grads[name] = _Gradient(made, before.tensor if alias and before is not None else tensor, shared)
+        allocated = 0 if alias is not None else tensor.numel() * tensor.element_size()
+        return made, before.name if before is not None and before.name else None, allocated
+
+    def finish(self) -> Graph:
+        graph = self.graph
+        inputs = [f"{v.name}.grad" for v in graph.of_kind(Kind.INPUT) if v.name in self.grads]
+        grads = [f"{v.name}.grad" for v in graph.of_kind(Kind.PARAMETER) if v.name in self.grads]
+        outputs = (*graph.outputs, *inputs, *grads, *(new for _, new in graph.updates), *self.kept)
+        return Graph(tuple(self.values), tuple(self.nodes), tuple(dict.fromkeys(outputs)), (), graph.name)
+
+
+def _blank(type_: TensorType) -> Tensor:
+    return torch.empty(type_.shape, dtype=getattr(torch, type_.dtype), device="meta")
+
+
+def _scratch(tensor: Tensor, written: bool) -> Tensor:
+    return tensor.clone() if written else tensor
+
+
+def _own(grad: Tensor, incoming: Tensor) -> Tensor:
+    """Rule T3."""
+    if memory_of(grad) == memory_of(incoming):
+        return grad if grad.numel() == incoming.numel() else grad.clone()
+    return grad if fills(grad) else grad.clone()

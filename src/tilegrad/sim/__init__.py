@@ -1,0 +1,1 @@
+"""Predict what a schedule costs: bytes over time, seconds, addresses."""

@@ -1,0 +1,52 @@
+"""What a node costs: arithmetic at the full rate, and bytes read and written. Forward, backward, whole or in part.
+
+Only dense arithmetic (convolutions, matrix products) counts as arithmetic; everything else waits for memory. Backward
+of a dense node is one such product per operand that gets a gradient. A node with a measured time takes that time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..bounds import call_of
+from ..ir import Graph, Node, Phase, Role
+from ..ops import find
+from .machine import Machine
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    flops: float
+    bytes: float
+    dtype: str = "float32"
+
+    def seconds(self, machine: Machine) -> float:
+        return machine.seconds(self.flops, self.bytes, self.dtype)
+
+
+def node_cost(graph: Graph, node: Node) -> Cost:
+    """Flops, and bytes of everything it reads and writes. A gradient that it adds to in place counts once."""
+    if node.phase is Phase.FORWARD:
+        flops, dtype = _dense_flops(graph, node), _dtype(graph, node)
+    else:
+        of = graph.node.get(str(node.attrs.get("of", "")))
+        products = sum(graph.type(out).floating and len(graph.shape(out)) > 1 for out in node.outputs)
+        flops = _dense_flops(graph, of) * products if of is not None else 0.0
+        dtype = _dtype(graph, of or node)
+    reads = {i.value for i in node.inputs if i.role is not Role.SUM}
+    moved = sum(graph.type(name).bytes for name in (*reads, *node.outputs))
+    return Cost(flops, moved, dtype)
+
+
+def node_seconds(graph: Graph, machine: Machine) -> dict[str, float]:
+    """Seconds of every node: measured where known, else predicted."""
+    return {n.name: n.time_s if n.time_s is not None else node_cost(graph, n).seconds(machine) for n in graph.nodes}
+
+
+def _dense_flops(graph: Graph, node: Node) -> float:
+    op = find(node)
+    return op.flops(call_of(graph, node)) * graph.type(node.outputs[0]).size if op.dense else 0.0
+
+
+def _dtype(graph: Graph, node: Node) -> str:
+    return graph.type((*node.outputs, *node.reads)[0]).dtype if node.outputs or node.inputs else "float32"
