@@ -23,7 +23,7 @@ from .runtime.step_session import StepEngine, StepSession
 from .runtime.training import training_graph
 from .schedule import Schedule, Storage, check_schedule
 from .schedule.step_list import StepList
-from .search import Candidate, Planning, Search, Slack, Steps, plan_step
+from .search import Candidate, Mixed, Planning, Search, Slack, Steps, plan_step
 
 SLACK = 0.01  # of what a step allocates
 QUICK = Effort(exact_s=0.0)  # a module is planned when it is first called: the heuristic, which is near the best
@@ -49,17 +49,18 @@ class Runner:
             wanted |= {str(name) for name, needed in zip(self.user_inputs, graded, strict=True) if needed}
             wanted |= {v.name for v in graph.of_kind(Kind.PARAMETER) if named[str(v.target)].requires_grad}
         device = next((p.device for p in module.parameters()), torch.device("cpu"))
-        self.planning: Planning | None = None
-        self.schedule = self._plan(graph, options.on(device), sorted(wanted), plain, device)
+        self.schedule, self.planning = self._plan(graph, options.on(device), sorted(wanted), plain, device)
         self.engine: Engine | StepEngine
         if isinstance(self.schedule, StepList):
-            self.engine = StepEngine(self.schedule, captured.graph)
+            assert self.planning is not None
+            chosen = self.planning.chosen
+            self.engine = StepEngine(self.schedule, chosen.around or captured.graph, chosen.segments)
         else:
             self.engine = Engine(self.schedule)
 
     def _plan(
         self, graph: Graph, options: Options, graded: Sequence[str], plain: Callable[[], int], device: torch.device
-    ) -> Schedule | StepList:
+    ) -> tuple[Schedule | StepList, Planning | None]:
         """The schedule that the options ask for. `graph`: lowered; `graded`: the outside values that need a gradient;
         `plain`: what plain execution allocates."""
         mode = "stream" if options.mode == "auto" else options.mode
@@ -69,14 +70,14 @@ class Runner:
             graph, options.cut_axes(graph), mode, tuple(graded), bool(graded), plain, machine, options.axes is None
         )
         if mode == "none" or (sizes is None and budget is None):
-            return search.plain().planned
+            return search.plain().planned, None
         if sizes is not None:
             schedule = search.tiled(sizes, options.storage or Storage.DEVICE).planned
             check_schedule(schedule)
-            return schedule
+            return schedule, None
         assert budget is not None
-        self.planning = plan_module(self.captured.graph, search, budget, options, device)
-        return self.planning.chosen.schedule
+        planning = plan_module(self.captured.graph, search, budget, options, device)
+        return planning.chosen.schedule, planning
 
     def __call__(self, module: nn.Module, flat: Sequence[Any]) -> Any:
         tensors = self._bind(module, flat)
@@ -188,6 +189,7 @@ def plan_module(graph: Graph, search: Search, budget: int, options: Options, dev
         storages=options.storages(device),
         plain=plain,
         slack=Slack(SLACK, outside),
+        mixed=Mixed(graph, search.axes, search.graded, search.machine) if steps is not None and search.axes else None,
     )
     if isinstance(planning.chosen.schedule, Schedule):
         check_schedule(planning.chosen.schedule)

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from .. import __version__
 from ..errors import TilegradError
-from . import bench, tiles, verify
+from . import bench, plan, tiles, verify
 
-COMMANDS = (tiles, verify, bench)
+COMMANDS = (tiles, plan, verify, bench)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

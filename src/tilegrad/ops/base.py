@@ -145,6 +145,12 @@ class Op:
         boxes = [box.clip(t.shape) for box, t in zip(reads, call.inputs, strict=True)]
         return self.run(call, [t[box.slices] for t, box in zip(tensors, boxes, strict=True)], place)
 
+    def writes(self, node: Node) -> tuple[str, ...]:
+        """Values that torch's own operator writes to while it trains."""
+        if not self.remembers or not node.attrs.get("training", node.attrs.get("use_input_stats")):
+            return ()
+        return tuple(i.value for i in node.inputs if i.arg in self.remembers)
+
     def flops(self, call: Call) -> float:
         """Floating point operations per element of the output."""
         return 1.0

@@ -78,7 +78,7 @@ def _idle(memory: Memory, runs: Sequence[str]) -> tuple[list[Gap], list[int]]:
         life, size = uses.pop(name), memory.bytes[name]
         changes[life[0]] += size
         changes[end] -= size
-        if size >= SMALL:
+        if size >= SMALL and name not in memory.kept:
             gaps.extend(Gap(name, size, a, b) for a, b in pairwise(life) if b - a > 1)
 
     for at, node in enumerate(runs):
@@ -86,7 +86,11 @@ def _idle(memory: Memory, runs: Sequence[str]) -> tuple[list[Gap], list[int]]:
         for name in touched:
             uses[name].append(at)
         for name in memory.writes(node):
-            if name in uses:  # made again: the old one ends here or with its last use
+            if name in uses and name in memory.kept:  # made once more: the other one is there for a moment
+                changes[at] += memory.bytes[name]
+                changes[at + 1] -= memory.bytes[name]
+                continue
+            if name in uses:  # made again: the old one ended with its last use
                 close(name, uses[name][-1] + 1)
             uses[name] = [at]
     for name in list(uses):

@@ -89,7 +89,8 @@ class Program:
         for value, maker in enumerate(problem.maker):
             used = problem.last_need[value] > stage or any(self.unit[i] in later for i in problem.readers[value])
             if value in problem.kept:
-                self.keep[stage, value] = self._column(low=1.0)
+                if stage == 0:
+                    self.keep[stage, value] = self._column(low=1.0)
             elif self.unit[maker] in later and used and value not in problem.fused:
                 self.keep[stage, value] = self._column(whole=True)
         for unit in sorted(units):
@@ -100,12 +101,13 @@ class Program:
         slots = sorted(i for unit in units for i in problem.units[unit])
         bytes_at: dict[int, list[Term]] = {slot: [] for slot in slots}
         at_end: list[Term] = []
+        held = sum(problem.bytes[v] for v in problem.kept) if stage else 0  # handed over at the end: there throughout
         for value, maker in enumerate(problem.maker):
             if self.unit[maker] in units:
                 self._add_value(stage, value, slots, bytes_at, at_end)
         for terms in bytes_at.values():
-            self._at_most(terms, (self.budget - problem.before[stage]) * self.unit_bytes)
-        self._at_most(at_end, (self.budget - problem.during[stage]) * self.unit_bytes)
+            self._at_most(terms, (self.budget - held - problem.before[stage]) * self.unit_bytes)
+        self._at_most(at_end, (self.budget - held - problem.during[stage]) * self.unit_bytes)
 
     def _add_value(
         self, stage: int, value: int, slots: Sequence[int], bytes_at: dict[int, list[Term]], at_end: list[Term]
@@ -120,6 +122,9 @@ class Program:
             for slot in (maker, problem.readers[value][0]):
                 bytes_at[slot].append((run, size))
             return
+        if stage and value in problem.kept:  # there anyway; made once more beside what is wanted, it vanishes at once
+            bytes_at[maker].append((run, size))
+            return
         kept, keep = self.keep.get((stage - 1, value)), self.keep.get((stage, value))
         needed = value in problem.needs[stage]
         have: list[Term] = [(run, -1.0)]
@@ -131,10 +136,13 @@ class Program:
                 if slot < maker:
                     bytes_at[slot].append((kept, size))
         start = maker
-        for reader in [i for i in problem.readers[value] if (stage, self.unit[i]) in self.run]:
+        readers = [i for i in problem.readers[value] if (stage, self.unit[i]) in self.run]
+        if not readers or len(problem.makes[maker]) > 1:
+            readers.insert(0, maker)  # it may be made beside what is wanted, and vanish at once
+        for reader in readers:
             alive = self._segment(have, slots, start, reader, size, bytes_at)
             self._at_most([(self.run[stage, self.unit[reader]], 1.0), (alive, -1.0)])
-            if start == maker:
+            if start == maker < reader:
                 self._at_most([(run, 1.0), (alive, -1.0)])  # it is there while it is made
             have, start = [(alive, -1.0)], reader + 1
         last = self._segment(have, slots, start, inf, size, bytes_at)
@@ -145,11 +153,6 @@ class Program:
             self.high[last] = 0.0
         if keep is not None:
             self._at_most([(keep, 1.0), (last, -1.0)])
-        if start == maker:  # no forward node reads it
-            if needed or keep is not None:
-                self._at_most([(run, 1.0), (last, -1.0)])
-            else:
-                bytes_at[maker].append((run, size))
 
     def _segment(
         self,

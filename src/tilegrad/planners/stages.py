@@ -61,7 +61,7 @@ class Stages:
         after = [0] * (len(runs) + 1)  # what is read after each run
         after[-1] = self.needs[stage] | keep
         for at in reversed(range(len(runs))):
-            after[at] = (after[at + 1] & ~self.makes[runs[at]]) | self.reads[runs[at]]
+            after[at] = (after[at + 1] & ~self.makes[runs[at]]) | self.reads[runs[at]] | self.handed
         alive = kept & after[0]
         now = _sum(sizes, alive)
         peak, at_peak = problem.before[stage] + now, alive
@@ -136,7 +136,7 @@ class Solution:
         return sum(max(0, c.peak - budget) for c in self.costs)
 
     def trial(self, value: int, first: int, last: int, budget: int, *, drop: bool) -> tuple[float, int, int]:
-        """What dropping (or keeping) a value after stages first..last changes: seconds, overflow; and the peak there."""
+        """What dropping (or keeping) a value after stages first..last changes: seconds, overflow; the peak there."""
         seconds, overflow, peak = 0.0, 0, 0
         on, off = (0, 1 << value) if drop else (1 << value, 0)
         for s in range(first, min(last + 2, len(self.keep))):

@@ -2,15 +2,32 @@
 
 A CUDA device copies through pinned memory on streams of its own. On the CPU the device's memory *is* the host's: what
 is moved away goes to a nameless file.
+
+Rule M1  Tensors that share memory (views, sums in place) move together, each memory once, and come back as they lay.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..schedule import Storage
 from .storage import Shelf
+from .tape import memory_of
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A tensor and where it lies in a memory that is away."""
+
+    memory: int
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    start: int
 
 
 class Mover:
@@ -19,37 +36,57 @@ class Mover:
     def __init__(self, device: torch.device):
         self.device = device
         self._file = Shelf(Storage.DISK)
-        self._away: dict[str, Tensor] = {}
-        self._coming: dict[str, Tensor] = {}
+        self._parts: dict[str, dict[str, _Part]] = {}
+        self._away: dict[str, dict[int, Tensor]] = {}
+        self._coming: dict[str, dict[int, Tensor]] = {}
         self._done: dict[str, torch.cuda.Event] = {}
         self._streams = (_stream(device), _stream(device)) if device.type == "cuda" else None
 
-    def offload(self, name: str, tensor: Tensor) -> None:
-        """Begin to copy out."""
-        if self.device.type == "meta":
-            self._away[name] = tensor.to("meta")
-        elif self._streams is None:
-            self._file.put(name, tensor)
-        else:
-            stream = self._streams[0]
-            stream.wait_stream(torch.cuda.current_stream(self.device))
-            kept = torch.empty_like(tensor, device="cpu", pin_memory=True)
-            with torch.cuda.stream(stream):
-                kept.copy_(tensor, non_blocking=True)
-            self._away[name] = kept
-            self._done[name] = stream.record_event()
-
-    def fetch(self, name: str) -> Tensor:
-        """Begin to copy back; the copy away is given up."""
-        if self.device.type == "meta":
-            return torch.empty_like(self._away.pop(name))
+    def offload(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        """Begin to copy out: one name for all, a key for each."""
+        memories = {memory_of(t): _flat(t) for t in tensors.values()}
+        self._parts[name] = {
+            key: _Part(memory_of(t), t.dtype, tuple(t.shape), t.stride(), int(t.storage_offset()))
+            for key, t in tensors.items()
+        }
         if self._streams is None:
-            return self._file.get(name, last=True)
+            for memory, flat in memories.items():
+                self._put(name, memory, flat)
+            return
+        stream = self._streams[0]
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        kept = {memory: torch.empty_like(flat, device="cpu", pin_memory=True) for memory, flat in memories.items()}
+        with torch.cuda.stream(stream):
+            for memory, flat in memories.items():
+                kept[memory].copy_(flat, non_blocking=True)
+        self._away[name] = kept
+        self._done[name] = stream.record_event()
+
+    def _put(self, name: str, memory: int, flat: Tensor) -> None:
+        if self.device.type == "meta":
+            self._away.setdefault(name, {})[memory] = torch.empty_like(flat)
+        else:
+            self._file.put((name, memory), flat)
+
+    def fetch(self, name: str) -> dict[str, Tensor]:
+        """Begin to copy back; the copy away is given up."""
+        parts = self._parts.pop(name)
+        flats = self._back(name, {part.memory for part in parts.values()})
+        return {
+            key: _typed(flats[p.memory], p.dtype).as_strided(p.size, p.stride, p.start) for key, p in parts.items()
+        }
+
+    def _back(self, name: str, memories: set[int]) -> dict[int, Tensor]:
+        if self.device.type == "meta":
+            return {memory: torch.empty_like(flat) for memory, flat in self._away.pop(name, {}).items()}
+        if self._streams is None:
+            return {memory: self._file.get((name, memory), last=True) for memory in memories}
         kept, stream = self._away.pop(name), self._streams[1]
-        back = torch.empty_like(kept, device=self.device)
+        back = {memory: torch.empty_like(flat, device=self.device) for memory, flat in kept.items()}
         stream.wait_stream(torch.cuda.current_stream(self.device))  # its memory may just have been given back
         with torch.cuda.stream(stream):
-            back.copy_(kept, non_blocking=True)
+            for memory, flat in kept.items():
+                back[memory].copy_(flat, non_blocking=True)
         self._done[name] = stream.record_event()
         self._coming[name] = kept  # pinned memory must outlive the copy from it
         return back
@@ -59,6 +96,15 @@ class Mover:
         event = self._done.pop(name, None)
         if event is not None:
             torch.cuda.current_stream(self.device).wait_event(event)
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """All of the memory that a tensor lies in."""
+    return tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
+
+
+def _typed(flat: Tensor, dtype: torch.dtype) -> Tensor:
+    return flat if flat.dtype is dtype else flat.view(dtype)
 
 
 def _stream(device: torch.device) -> torch.cuda.Stream:

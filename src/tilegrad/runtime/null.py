@@ -8,7 +8,7 @@ included, on the meta device, once for all tiles of the same shape.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from ..ir import Graph, Kind
 from ..ops import Place
 from ..region import Box
 from ..schedule import Compute, Fold, Join, Load, Phase, Schedule, Step, Storage, Store
+from ..sim.memory import Alive, Memory
 from .engine import Engine, Session
 from .island import Island
 from .peak import PeakBytes
@@ -38,6 +39,8 @@ class Prediction:
     halo_bytes: int  # all halos that are kept at once, wherever they are kept
     worst: str  # where the peak lies: "phase 2, backward, tile (0, 0)"
     worst_node: str  # the node of that tile with the largest output
+    kept_bytes: int = 0  # outputs and values between phases, on the device after the forward pass
+    memory: Memory | None = field(default=None, repr=False)  # tile by tile, with what is alive at the peak
 
 
 def predict(schedule: Schedule, graded: Sequence[str] | None = None, *, train: bool = True) -> Prediction:
@@ -47,12 +50,24 @@ def predict(schedule: Schedule, graded: Sequence[str] | None = None, *, train: b
     ledger = _Ledger(schedule, set(names) if train else set())
     for phase in schedule.phases:
         ledger.forward(phase)
-    halos = ledger.halo_bytes
+    halos, kept = ledger.halo_bytes, ledger.kept
     ledger.receive(graph.outputs if train else ())
     for phase in reversed(schedule.phases) if train else ():
         ledger.backward(phase)
     outside = sum(graph.type(v.name).bytes for v in graph.values if not v.kind.computed)
-    return Prediction(int(ledger.peak), int(ledger.total) + outside, halos, ledger.worst, ledger.worst_node)
+    total = int(ledger.total) + outside
+    memory = Memory(
+        device=tuple(outside + count for count in ledger.curve),
+        host=tuple(ledger.away),
+        peak_bytes=total,
+        peak_step=max(range(len(ledger.curve)), key=ledger.curve.__getitem__, default=0),
+        resident_bytes=outside,
+        host_peak_bytes=max(ledger.away, default=0),
+        alive=tuple(sorted(ledger.alive, key=lambda item: -item.bytes)),
+        lifetimes=(),
+        labels=tuple(ledger.labels),
+    )
+    return Prediction(int(ledger.peak), total, halos, ledger.worst, ledger.worst_node, kept, memory)
 
 
 class _NullSession(Session):
@@ -124,6 +139,10 @@ class _Ledger:
         self.grads: set[str] = set()
         self.peak = self.total = 0.0
         self.worst = self.worst_node = ""
+        self.curve: list[int] = []  # bytes on the device while each tile runs
+        self.away: list[int] = []  # bytes of halos elsewhere
+        self.labels: list[str] = []
+        self.alive: list[Alive] = []
         self.halo_grads: dict[Any, int] = {}
         self.tiles: dict[Any, tuple[dict[Any, int], float]] = {}
         # where a network has many short phases, the tiles of each are alike
@@ -202,12 +221,28 @@ class _Ledger:
             tile_bytes = self._tile_bytes(phase, steps, graded)
         halos = self.halo_bytes + sum(self.halo_grads.values()) if self.on_device else 0
         now = self.kept + halos + self.grad_bytes + tile_bytes
-        self.total = max(self.total, now + self.parameter_grads)
+        place = f"phase {phase.number}, {'backward' if graded else 'forward'}, tile {tile}"
+        self.curve.append(int(now + self.parameter_grads))
+        self.away.append(0 if self.on_device else self.halo_bytes + sum(self.halo_grads.values()))
+        self.labels.append(place)
+        if now + self.parameter_grads > self.total:
+            self.total = now + self.parameter_grads
+            self.alive = self._composition(place, halos, tile_bytes)
         if now - weights > self.peak:
             self.peak = now - weights
-            self.worst = f"phase {phase.number}, {'backward' if graded else 'forward'}, tile {tile}"
+            self.worst = place
             sizes = {s.node: s.out.volume for s in steps if isinstance(s, Compute)}
             self.worst_node = self.graph.node[max(sizes, key=sizes.__getitem__)].describe() if sizes else ""
+
+    def _composition(self, place: str, halos: int, tile_bytes: float) -> list[Alive]:
+        parts = (
+            ("(the tile itself)", int(tile_bytes), place),
+            ("(halos and their gradients)", halos, "tiles before and after"),
+            ("(values kept between phases)", self.kept, "earlier phases"),
+            ("(gradients of whole values)", self.grad_bytes, "later phases, and the caller"),
+            ("(gradients of parameters)", self.parameter_grads, "all tiles so far"),
+        )
+        return [Alive(name, count, source) for name, count, source in parts if count]
 
     def _bytes(self, name: str, box: Box | None = None) -> int:
         type_ = self.graph.type(name)

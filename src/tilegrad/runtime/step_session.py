@@ -17,6 +17,7 @@ from ..schedule.step_list import Memory, StepList
 from ..schedule.steps import Fetch, Free, Offload, Run, WholeStep
 from .engine import seed_of, version_of
 from .moves import Mover
+from .segment import Segment, SegmentTape
 from .tape import Tape, fills, memory_of, run_taped
 from .training import SEED
 
@@ -24,7 +25,8 @@ from .training import SEED
 class StepEngine:
     """A step list, ready to run again and again. `forward`: the graph that was differentiated."""
 
-    def __init__(self, schedule: StepList, forward: Graph):
+    def __init__(self, schedule: StepList, forward: Graph, segments: Mapping[str, Segment] | None = None):
+        self.segments = segments or {}  # nodes that run in tiles
         self.schedule, self.graph, self.forward = schedule, schedule.graph, forward
         self.memory = Memory(self.graph)
         self.members: dict[str, list[str]] = {}
@@ -34,11 +36,25 @@ class StepEngine:
         self.ops: dict[str, Op] = {n.name: find(n) for n in self.graph.nodes}
         values = self.graph.value
         self.graded = frozenset(name for name in values if f"{name}.grad" in values)
+        forward_nodes = [n for n in self.graph.nodes if n.phase is Phase.FORWARD]
+        self.hidden = {f"{n.name}.saved": n.name for n in forward_nodes if f"{n.name}.saved" in n.outputs}
+        self.kept = {n.name: self._kept(n) for n in forward_nodes}
+        self.written = frozenset(name for n in forward_nodes for name in self.ops[n.name].writes(n))
         backward = [at for at, s in enumerate(schedule.steps) if isinstance(s, Run) and not self._is_forward(s.node)]
         self.turn = min(backward, default=len(schedule.steps))  # the first step of the backward pass
+        later = [s.node for s in schedule.steps[self.turn :] if isinstance(s, Run)]
+        again = {root for name in later for root in self.memory.reads(name)}
+        self.read_again = frozenset(name for name in forward.outputs if self.memory.root[name] in again)
 
     def _is_forward(self, node: str) -> bool:
         return self.graph.node[node].phase is Phase.FORWARD
+
+    def _kept(self, node: Node) -> frozenset[str]:
+        """What a node reads and makes that the plan has there for its backward."""
+        found = self.graph.node.get(f"{node.name}.backward")
+        roots = {self.memory.root[name] for name in found.reads} if found is not None else set()
+        names = (*node.reads, *node.outputs)
+        return frozenset(n for n in names if self.memory.root[n] in roots or self.memory.root[n] in self.memory.resident)
 
 
 class StepSession:
@@ -58,11 +74,12 @@ class StepSession:
         self.needs = engine.graded
         self.output_names = engine.forward.outputs
         self.store: dict[str, Tensor] = {}
-        self.tapes: dict[str, Tape] = {}
+        self.tapes: dict[str, Tape | SegmentTape] = {}
         self.moves = Mover(device)
         self.away: set[str] = set()
         self.anchor = torch.zeros((), device=device, requires_grad=True)
-        self.remembered: dict[str, Tensor] = {}
+        self.remembered: dict[str, Tensor] = {}  # what was written to so far, as it is now
+        self.met: dict[tuple[str, str], Tensor] = {}  # node, and what it read that was written to before
         self.before: dict[str, Tensor] = {}
         self.versions: dict[str, int] = {}
         self.brought: dict[str, Tensor] = {}
@@ -74,22 +91,27 @@ class StepSession:
         with torch.no_grad():
             for step in engine.schedule.steps[: engine.turn]:
                 self._step(step)
-            outputs = [self._value(name) for name in engine.forward.outputs]
-            updates = [(old, self._value(new)) for old, new in engine.forward.updates] + list(self.remembered.items())
-        self.before = {old: self.tensors[old].clone() for old, _ in updates}
-        self.versions = {n: version_of(t) for n, t in self.tensors.items() if n not in self.before}
-        for name in set(engine.forward.outputs) & self.store.keys():
-            self.store[name] = self.store[name].detach()  # the output itself knows its session: hold another tensor
-        return outputs, updates
+            # An output knows its session, so the session must not know the output: it is another tensor there.
+            outputs = [self._value(name).detach() for name in engine.forward.outputs]
+            replaced = {old: self.remembered.get(new, self._value(new)) for old, new in engine.forward.updates}
+        updates = {name: t for name, t in self.remembered.items() if name in self.tensors} | replaced
+        self.before = {old: self.tensors[old].clone() for old in updates}
+        self.versions = {name: version_of(tensor) for name, tensor in self._watched().items()}
+        return outputs, list(updates.items())
+
+    def _watched(self) -> dict[str, Tensor]:
+        """What backward reads again and others may write to: inputs, parameters, and outputs."""
+        found = {name: t for name, t in self.tensors.items() if name not in self.before}
+        return found | {name: self.store[name] for name in self.engine.read_again if name in self.store}
 
     def backward(self, grads: Sequence[Tensor | None]) -> dict[str, Tensor]:
-        """Gradients of the outside values, given those of the outputs."""
+        """Gradients of the outside values, given those of the outputs; none for a value that none of these reaches."""
         self.spent = True
-        for name, version in self.versions.items():
-            if version_of(self.tensors[name]) != version:
+        for name, tensor in self._watched().items():
+            if version_of(tensor) != self.versions[name]:
                 raise TilegradError(
                     f"'{name}' was written to after the forward pass, and backward needs it as it was",
-                    hint="backward before optimizer.step() and before writing in place to inputs",
+                    hint="backward before optimizer.step() and before writing in place to inputs and outputs",
                 )
         for name, grad in zip(self.output_names, grads, strict=True):
             if grad is not None:
@@ -114,42 +136,41 @@ class StepSession:
             case Free(value=value):
                 self._free(value)
             case Offload(value=value):
-                for key, tensor in self._parts(value):
-                    self.moves.offload(key, tensor)
+                self.moves.offload(value, self._parts(value))
                 self.away.add(value)
             case Fetch(value=value):
                 self.away.discard(value)
                 self._fetch(value)
 
-    def _fetch(self, value: str) -> None:
-        if (node := hidden_of(value)) is None:
-            self.store[value] = self.moves.fetch(value)
-            return
-        for at, item in enumerate(self.tapes[node].own):
-            item.tensor = self.moves.fetch(f"{value}.{at}")
+    def _parts(self, value: str) -> dict[str, Tensor]:
+        """The tensors in a value's memory. What autograd saved of a node may be several, in several memories."""
+        if (node := self.engine.hidden.get(value)) is not None:
+            return {str(at): s.tensor for at, s in enumerate(self.tapes[node].own) if s.tensor is not None}
+        return {name: self.store[name] for name in self.engine.members[value] if name in self.store}
 
-    def _parts(self, value: str) -> list[tuple[str, Tensor]]:
-        """The tensors of a value; what autograd saved of a node may be several."""
-        if (node := hidden_of(value)) is None:
-            return [(value, self.store[value])]
-        return [(f"{value}.{at}", tensor) for at, tensor in enumerate(self.tapes[node].hidden)]
+    def _fetch(self, value: str) -> None:
+        found = self.moves.fetch(value)
+        if (node := self.engine.hidden.get(value)) is None:
+            self.store.update(found)
+            return
+        own = self.tapes[node].own
+        for at, tensor in found.items():
+            own[int(at)].tensor = tensor
 
     def _free(self, root: str) -> None:
-        if (node := hidden_of(root)) is not None:
-            if root not in self.away:
-                self.tapes.pop(node, None)
-                return
-            for at, item in enumerate(self.tapes[node].own):
-                self.moves.wait(f"{root}.{at}")
-                item.tensor = None
-            return
         self.moves.wait(root)
-        for name in self.engine.members[root]:
-            self.store.pop(name, None)
+        if (node := self.engine.hidden.get(root)) is None:
+            for name in self.engine.members[root]:
+                self.store.pop(name, None)
+        elif root in self.away:
+            for item in self.tapes[node].own:
+                item.tensor = None
+        else:
+            self.tapes.pop(node, None)
 
     def _value(self, name: str) -> Tensor:
         if name in self.store:
-            self.moves.wait(name)
+            self.moves.wait(self.engine.memory.root[name])
             return self.store[name]
         if name in self.tensors:
             return self.before.get(name, self.tensors[name]).detach().to(self.device, non_blocking=True)
@@ -159,15 +180,23 @@ class StepSession:
         self.store[name] = self._compute(node)  # a view of what was made again or fetched
         return self.store[name]
 
+    def _read(self, node: Node, name: str) -> Tensor:
+        """A value as a node finds it, run for the first time or again: a buffer as earlier nodes have left it."""
+        key = (node.name, name)
+        if name in self.remembered and key not in self.met and not self.before:
+            self.met[key] = self.remembered[name]
+        return self.met[key] if key in self.met else self._value(name)
+
     def _inputs(self, node: Node) -> list[Tensor]:
-        """What a node reads; buffers that it writes to are copies."""
-        remembers = self.engine.ops[node.name].remembers
+        """What a node reads; buffers that it writes to are copies, of which the first run's are remembered."""
+        written = self.engine.ops[node.name].writes(node)
+        first = node.outputs[0] not in self.ran
         found = []
         for slot in node.inputs:
-            tensor = self._value(slot.value)
-            if slot.arg in remembers:
+            tensor = self._read(node, slot.value)
+            if slot.value in written:
                 tensor = tensor.clone()
-                if slot.value not in self.remembered and node.attrs.get("training", node.attrs.get("use_input_stats")):
+                if first:
                     self.remembered[slot.value] = tensor
             found.append(tensor)
         return found
@@ -185,10 +214,19 @@ class StepSession:
         self.tapes.pop(node.name, None)
         inputs = self._inputs(node)
         with self._precision():
-            result, tape = run_taped(op, call, inputs, self.needs, self.anchor, self._seed(node))
+            result, tape = self._record(node, op, call, inputs)
         self.store[node.outputs[0]] = result
         if tape is not None:
             self.tapes[node.name] = tape
+
+    def _record(self, node: Node, op: Op, call: Call, inputs: list[Tensor]) -> tuple[Tensor, Tape | SegmentTape | None]:
+        segment = self.engine.segments.get(node.name)
+        if segment is None:
+            return run_taped(op, call, inputs, self.needs, self.anchor, self._seed(node))
+        result, tape, updates = segment.run(call, inputs, self.needs, self.device, self.seed)
+        for name, tensor in updates:
+            self.remembered.setdefault(name, tensor)
+        return result, tape
 
     def _bring(self, node: Node) -> None:
         for made in node.outputs:

@@ -7,7 +7,7 @@ outputs are views and which gradients share memory. So an operator needs no hand
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -16,17 +16,20 @@ from torch import Tensor
 
 from ..bounds import call_of
 from ..ir import Graph, Input, Kind, Node, Phase, Role, TensorType, Value, check_graph
-from ..ops import find
+from ..ops import Call, Op, find
 from .peak import PeakBytes
+from .segment import Segment, SegmentTape
 from .tape import Tape, fills, memory_of, run_taped
 
 SEED = "seed"  # the node that brings the gradients of the outputs
 
 
-def training_graph(graph: Graph, graded: Collection[str], *, seeded: bool = True) -> Graph:
+def training_graph(
+    graph: Graph, graded: Collection[str], *, seeded: bool = True, segments: Mapping[str, Segment] | None = None
+) -> Graph:
     """Forward and backward nodes. `graded`: outside values that need a gradient; `seeded`: the gradients of the outputs
     are brought by the caller (and have bytes), instead of being the number one."""
-    trace = _Trace(graph, frozenset(graded))
+    trace = _Trace(graph, frozenset(graded), segments or {})
     for node in graph.nodes:
         trace.forward(node)
     trace.seed(seeded)
@@ -50,6 +53,7 @@ class _Gradient:
 class _Trace:
     graph: Graph
     graded: frozenset[str]
+    segments: Mapping[str, Segment]  # nodes that run in tiles
     values: list[Value] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
 
@@ -57,8 +61,9 @@ class _Trace:
         self.anchor = torch.zeros((), device="meta", requires_grad=True)
         self.needs = set(self.graded)
         self.tensors: dict[str, Tensor] = {}
-        self.tapes: dict[str, Tape] = {}
+        self.tapes: dict[str, Tape | SegmentTape] = {}
         self.owner: dict[int, str] = {}  # memory -> the value that is all of it
+        self.alive: list[Tensor] = []  # all that were met: memory is told apart by address, and none may be used twice
         self.grads: dict[str, _Gradient] = {}
         self.counts: dict[str, int] = {}
         self.kept: list[str] = []  # to the end of the step
@@ -73,6 +78,7 @@ class _Trace:
         return self._owned(name, tensor)
 
     def _owned(self, name: str, tensor: Tensor) -> str | None:
+        self.alive.append(tensor)
         owner = self.owner.setdefault(memory_of(tensor), name)
         return None if owner == name else owner
 
@@ -83,13 +89,15 @@ class _Trace:
         passes = node.op != "detach" and not op.blind and self.graph.type(node.outputs[0]).floating
         needs = frozenset(self.needs & set(node.reads)) if passes else frozenset()
         with PeakBytes("meta") as peak, torch.no_grad():
-            inputs = [_scratch(self.tensors[i.value], i.arg in op.remembers) for i in node.inputs]
-            result, tape = run_taped(op, call, inputs, needs, self.anchor, 0)
+            inputs = [_scratch(self.tensors[i.value], i.value in op.writes(node)) for i in node.inputs]
+            result, tape = self._run(node, op, call, inputs, needs)
         (out,) = node.outputs
         outputs = [out]
         alias = self._meet(out, result)
-        self.values.append(replace(self.graph.value[out], alias=alias))
         spent = 0 if alias is not None else result.untyped_storage().nbytes()
+        if alias is not None and self.graph.type(alias).bytes < self.graph.type(out).bytes:
+            alias = None  # rule G9: a view that repeats elements (expand) counts as what it would be without that
+        self.values.append(replace(self.graph.value[out], alias=alias))
         if tape is not None:
             self.needs.add(out)
             self.tapes[node.name] = tape
@@ -97,7 +105,7 @@ class _Trace:
             if hidden:
                 spent += sum(hidden.values())
                 outputs.append(self._bytes_value(f"{node.name}.saved", sum(hidden.values())))
-        written = {i.value for i in node.inputs if i.arg in op.remembers}
+        written = set(op.writes(node))
         if written:  # the new content, and the old one for backward
             size = 2 * sum(self.graph.type(name).bytes for name in written)
             outputs.append(self._bytes_value(f"{node.name}.buffers", size))
@@ -107,6 +115,14 @@ class _Trace:
             outputs.append(self._bytes_value(f"{node.name}.work", peak.bytes - spent))
         self.nodes.append(replace(node, outputs=tuple(outputs)))
 
+    def _run(
+        self, node: Node, op: Op, call: Call, inputs: Sequence[Tensor], needs: frozenset[str]
+    ) -> tuple[Tensor, Tape | SegmentTape | None]:
+        if node.name in self.segments:
+            result, tape, _ = self.segments[node.name].run(call, inputs, needs, torch.device("meta"), 0)
+            return result, tape
+        return run_taped(op, call, inputs, needs, self.anchor, 0)
+
     def _bytes_value(self, name: str, count: int, kind: Kind = Kind.ACTIVATION) -> str:
         self.values.append(Value(name, TensorType((count,), "uint8"), kind))
         return name
@@ -114,32 +130,17 @@ class _Trace:
     # -- backward ------------------------------------------------------------------------------------------------------
 
     def seed(self, brought: bool) -> None:
-        names = [
-            name for name in dict.fromkeys(self.graph.outputs) if name in self.needs and name in self.graph.producer
-        ]
-        self.uses = self._contributions(names)
         made = []
-        for name in names:
+        for name in dict.fromkeys(name for name in self.graph.outputs if name in self.needs):
             grad = torch.empty_like(self.tensors[name])
-            if brought:
+            if brought or name not in self.graph.producer or self.graph.consumers[name]:
                 made.append(self._add(name, grad, None)[0])
                 self.grads[name].shared = True  # it is the caller's
             else:
-                self.counts[name] = self.counts.get(name, 0) + 1
                 self.grads[name] = _Gradient("", grad, True)
         self.kept += made
         if made:
             self.nodes.append(Node(SEED, SEED, (), tuple(made), phase=Phase.BACKWARD))
-
-    def _contributions(self, roots: Sequence[str]) -> dict[str, int]:
-        """How many gradients each value will get."""
-        found = dict.fromkeys(roots, 1)
-        for node in reversed(self.graph.nodes):
-            tape = self.tapes.get(node.name)
-            if tape is not None and node.outputs[0] in found:
-                for name in tape.inputs:
-                    found[name] = found.get(name, 0) + 1
-        return found
 
     def backward(self, node: Node) -> None:
         (out,) = node.outputs
@@ -151,15 +152,15 @@ class _Trace:
             inputs.append(Input(f"saved.{name}", name, self._role(name, out)))
         if tape.hidden:
             inputs.append(Input("saved", f"{node.name}.saved", Role.RETAINED_OUTPUT))
-        with PeakBytes("meta") as peak, torch.no_grad():
-            found = {n: _own(g, grad.tensor) for n, g in tape.backward(grad.tensor, self.tensors.__getitem__).items()}
         outputs, spent = [], 0
-        for name, tensor in found.items():
-            made, before, size = self._add(name, tensor, grad)
-            outputs.append(made)
-            spent += size
-            if before is not None:
-                inputs.append(Input(f"sum.{name}", before, Role.SUM))
+        with PeakBytes("meta") as peak, torch.no_grad():
+            found = tape.backward(grad.tensor, self.tensors.__getitem__)
+            for name in list(found):
+                made, before, size = self._add(name, found.pop(name), grad)
+                outputs.append(made)
+                spent += size
+                if before is not None:
+                    inputs.append(Input(f"sum.{name}", before, Role.SUM))
         if peak.bytes > spent:
             outputs.append(self._bytes_value(f"{node.name}.backward.work", peak.bytes - spent, Kind.GRADIENT))
         attrs = MappingProxyType({"of": node.name})
@@ -176,16 +177,18 @@ class _Trace:
     def _add(self, name: str, tensor: Tensor, source: _Gradient | None) -> tuple[str, str | None, int]:
         """One more gradient of a value: the name of the sum so far, the one before, and the bytes it allocates."""
         at = self.counts[name] = self.counts.get(name, 0) + 1
-        made = f"{name}.grad" if at == self.uses[name] else f"{name}.grad.{at}"
-        before = self.grads.get(name)
+        made, before = f"{name}.grad.{at}", self.grads.get(name)
         alias, shared = None, False
         if before is not None and before.name:
-            if not before.shared:
-                alias = before.name
-            else:
-                tensor = torch.empty_like(tensor)
+            if before.shared:
+                tensor = before.tensor + tensor
                 self._owned(made, tensor)
+            else:
+                tensor = before.tensor.add_(tensor)
+                alias = before.name
         else:
+            if source is not None:
+                tensor = self._own(name, tensor, source.tensor)
             alias = self._owned(made, tensor)
             shared = alias is not None
             if shared and source is not None:
@@ -193,16 +196,34 @@ class _Trace:
                 for other in self.grads.values():
                     other.shared |= memory_of(other.tensor) == memory_of(tensor)
         self.values.append(Value(made, self.graph.type(name), Kind.GRADIENT, None, alias))
-        self.grads[name] = _Gradient(made, before.tensor if alias and before is not None else tensor, shared)
+        self.grads[name] = _Gradient(made, tensor, shared)
         allocated = 0 if alias is not None else tensor.numel() * tensor.element_size()
         return made, before.name if before is not None and before.name else None, allocated
 
+    def _own(self, name: str, grad: Tensor, incoming: Tensor) -> Tensor:
+        """Rule T3."""
+        if memory_of(grad) in self.owner and name not in self.graph.producer:
+            return grad.clone()
+        whole = grad.numel() == incoming.numel() if memory_of(grad) == memory_of(incoming) else fills(grad)
+        return grad if whole else grad.clone()
+
     def finish(self) -> Graph:
         graph = self.graph
-        inputs = [f"{v.name}.grad" for v in graph.of_kind(Kind.INPUT) if v.name in self.grads]
-        grads = [f"{v.name}.grad" for v in graph.of_kind(Kind.PARAMETER) if v.name in self.grads]
-        outputs = (*graph.outputs, *inputs, *grads, *(new for _, new in graph.updates), *self.kept)
-        return Graph(tuple(self.values), tuple(self.nodes), tuple(dict.fromkeys(outputs)), (), graph.name)
+        last = {grad.name: f"{name}.grad" for name, grad in self.grads.items() if grad.name}  # the sum of all
+        outside = (*graph.of_kind(Kind.INPUT), *graph.of_kind(Kind.PARAMETER))
+        grads = [f"{v.name}.grad" for v in outside if v.name in self.grads]
+        kept = [last.get(name, name) for name in self.kept]
+        outputs = (*graph.outputs, *grads, *(new for _, new in graph.updates), *kept)
+        values = [replace(v, name=last.get(v.name, v.name), alias=last.get(str(v.alias), v.alias)) for v in self.values]
+        nodes = [_renamed(n, last) for n in self.nodes]
+        return Graph(tuple(values), tuple(nodes), tuple(dict.fromkeys(outputs)), (), graph.name)
+
+
+def _renamed(node: Node, names: Mapping[str, str]) -> Node:
+    if node.phase is Phase.FORWARD:
+        return node
+    inputs = tuple(replace(i, value=names.get(i.value, i.value)) for i in node.inputs)
+    return replace(node, inputs=inputs, outputs=tuple(names.get(name, name) for name in node.outputs))
 
 
 def _blank(type_: TensorType) -> Tensor:
@@ -211,10 +232,3 @@ def _blank(type_: TensorType) -> Tensor:
 
 def _scratch(tensor: Tensor, written: bool) -> Tensor:
     return tensor.clone() if written else tensor
-
-
-def _own(grad: Tensor, incoming: Tensor) -> Tensor:
-    """Rule T3."""
-    if memory_of(grad) == memory_of(incoming):
-        return grad if grad.numel() == incoming.numel() else grad.clone()
-    return grad if fills(grad) else grad.clone()

@@ -1,10 +1,11 @@
 """A training step as a list of whole nodes: what runs, what runs again, what is freed, what waits on the host.
 
-Rule L1  A step reads only what is on the device: resident, or made or fetched and not freed since.
+Rule L1  A step reads, frees and copies only what is on the device: resident, or made or fetched and not freed since.
 Rule L2  Every backward node runs once, in the graph's order; forward nodes run once in order, and again where needed.
 Rule L3  Resident values (inputs, parameters and their gradients, buffers, constants) are never freed or moved.
 Rule L4  An alias lives in its root's memory: the root is freed when no alias is read any more.
-Rule L5  A value is offloaded before it is freed, and fetched before it is read again.
+Rule L5  What is fetched is on the host, as it was when last written; fetching gives up the copy there.
+Rule L6  What is handed over at the end is never freed or moved once it is made: somebody else may hold it by then.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def list_steps(
 def _last_uses(memory: Memory, runs: Sequence[str], moves: Mapping[int, Sequence[WholeStep]]) -> dict[int, list[str]]:
     """Run number -> roots that nothing reads any more until they are made again."""
     found: dict[int, list[str]] = {}
-    wanted: set[str] = set(memory.kept)
+    wanted: set[str] = set()
     for at in reversed(range(len(runs))):
         for step in reversed(moves.get(at + 1, ())):
             if isinstance(step, Fetch):
@@ -101,7 +102,7 @@ def _last_uses(memory: Memory, runs: Sequence[str], moves: Mapping[int, Sequence
                 wanted.add(step.value)  # it is freed there, or copied from
         made = memory.writes(runs[at])
         touched = dict.fromkeys([*memory.reads(runs[at]), *made, *memory.lived_in(runs[at])])
-        found[at] = [name for name in touched if name not in wanted]
+        found[at] = [name for name in touched if name not in wanted and name not in memory.kept]
         wanted |= set(touched)
         wanted -= set(made)
     return found
@@ -119,16 +120,20 @@ def check_steps(schedule: StepList) -> None:
                     if name not in on_device:
                         raise _fail("L1", at, f"'{node}' reads '{name}', which is not on the device")
                 on_device.update(memory.writes(node))
+                on_host.difference_update(memory.writes(node), memory.lived_in(node))
             case Free(value=value) | Offload(value=value):
                 if value in memory.resident or value != memory.root[value]:
                     raise _fail("L3", at, f"'{value}' is resident or an alias")
+                if value in memory.kept:
+                    raise _fail("L6", at, f"'{value}' is handed over at the end")
                 if value not in on_device:
-                    raise _fail("L5", at, f"'{value}' is not on the device")
+                    raise _fail("L1", at, f"'{value}' is not on the device")
                 (on_device.discard if isinstance(step, Free) else on_host.add)(value)
             case Fetch(value=value):
                 if value not in on_host or value in on_device:
-                    raise _fail("L5", at, f"'{value}' is fetched and not on the host, or on the device already")
+                    raise _fail("L5", at, f"'{value}' is not on the host as it was last, or on the device already")
                 on_device.add(value)
+                on_host.discard(value)
     _check_order(graph, schedule.runs)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..ir import Graph
 from ..planners import Effort, plan_keep, plan_offload, plan_recompute, plan_segments, plan_sqrt
+from ..runtime.segment import Segment
 from ..schedule import Schedule
 from ..schedule.step_list import StepList, check_steps
 from ..sim.clock import Time, measure_time
@@ -34,11 +35,13 @@ class Candidate:
     memory: Memory | None = field(default=None, repr=False)
     time: Time | None = field(default=None, repr=False)
     notes: tuple[str, ...] = ()
+    around: Graph | None = field(default=None, repr=False)  # the forward graph, where a stretch of it is one tiled node
+    segments: Mapping[str, Segment] = field(default_factory=dict, repr=False)  # those nodes
 
     @cached_property
     def layout(self) -> Layout | None:
         """Addresses for everything that comes and goes; tiled schedules are left to the allocator."""
-        if self.memory is None:
+        if self.memory is None or not self.memory.lifetimes:
             return None
         layout = assign_offsets(self.memory.lifetimes)
         check_layout(self.memory.lifetimes, layout)

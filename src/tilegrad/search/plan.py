@@ -16,7 +16,10 @@ from ..schedule.step_list import Memory
 from ..sim.machine import Machine
 from ..units import format_bytes
 from .candidates import PLANNERS, Candidate, Steps, fastest
+from .mixed import Mixed
 from .tiles import Fit, Search, fit_tiles
+
+MUCH = 1.1  # times plain: from here on a mix of tiles and whole nodes is worth a search
 
 
 @dataclass(frozen=True)
@@ -67,9 +70,11 @@ def plan_step(
     storages: Sequence[Storage] = (Storage.DEVICE,),
     plain: Candidate | None = None,
     slack: Slack | None = None,
+    mixed: Mixed | None = None,
 ) -> Planning:
     """The fastest schedule that fits. `steps`: plans of whole nodes; `tiles`: tiled ones; `plain`: what running the
-    module itself costs, where that is known better than `steps` knows it; `slack`: what to leave free."""
+    module itself costs, where that is known better than `steps` knows it; `slack`: what to leave free; `mixed`: plans
+    of tiles and whole nodes together."""
     slack = slack or Slack(0.0, 0)
     asked_budget, budget = budget, slack.inside(budget)
     if planner not in (*PLANNERS, "auto"):
@@ -82,6 +87,9 @@ def plan_step(
         if steps is not None:
             found += [c for c in steps.candidates(budget, asked) if c.planner != "keep"]
         best = fastest([c for c in found if c.planner in asked], budget)
+        if mixed is not None and "tile" in asked and (best is None or best.time_s > MUCH * plain.time_s):
+            found += mixed.candidates(budget)
+            best = fastest([c for c in found if c.planner in asked], budget)
         # Tiles cost a forward pass more than plain: no need to look where something else is cheaper than that.
         if tiles is not None and "tile" in asked and (best is None or best.time_s > tiles.least_seconds):
             found += _tiled(tiles, budget, storages, tried)
@@ -129,7 +137,13 @@ def tile_candidate(fit: Fit, tiles: Search) -> Candidate:
     grids = {p.forward.tiled: p.grid for p in fit.schedule.phases if p.forward is not None}
     detail = "; ".join(f"{'x'.join(map(str, grid))} along {','.join(axes)}" for axes, grid in grids.items())
     return Candidate(
-        "tile", f"{fit.schedule.mode}, {detail}", fit.planned, fit.prediction.total_bytes, fit.seconds(tiles)
+        "tile",
+        f"{fit.schedule.mode}, {detail}, halos on {fit.schedule.storage}",
+        fit.planned,
+        fit.prediction.total_bytes,
+        fit.seconds(tiles),
+        host_bytes=0 if fit.schedule.storage is Storage.DEVICE else 2 * fit.prediction.halo_bytes,
+        memory=fit.prediction.memory,
     )
 
 

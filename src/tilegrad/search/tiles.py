@@ -112,7 +112,7 @@ def fit_tiles(search: Search, budget: int, storages: Sequence[Storage], tried: l
 def _families(search: Search) -> Iterator[tuple[dict[str, int], tuple[str, ...]]]:
     """Sizes that are fixed, and axes whose tile size is sought. Samples first: they have no halos."""
     image = tuple(a for a in search.axes if a != "n")
-    batch = _lengths(search.graph, ("n",)).get("n", 1) if search.samples or "n" in search.axes else 1
+    batch = axis_lengths(search.graph, ("n",)).get("n", 1) if search.samples or "n" in search.axes else 1
     fixed = {"n": 1} if batch > 1 else {}
     if batch > 1:
         yield {}, ("n",)
@@ -130,7 +130,7 @@ def _largest(
     tried: list[Fit],
 ) -> Fit | None:
     """The fewest tiles that fit, by bisection over their number per axis."""
-    lengths, unit = _lengths(search.graph, axes), _stride(search.graph, axes)
+    lengths, unit = axis_lengths(search.graph, axes), total_stride(search.graph, axes)
     longest = max(lengths.values())
     most = min(longest // unit, int(MOST_TILES ** (1 / len(axes))))
     counts = sorted({max(1, round(GROWTH**k)) for k in range(1, 40) if round(GROWTH**k) < most} | {max(1, most)})
@@ -148,18 +148,18 @@ def _largest(
     return best
 
 
-def _lengths(graph: Graph, axes: Sequence[str]) -> dict[str, int]:
+def axis_lengths(graph: Graph, axes: Sequence[str]) -> dict[str, int]:
     dims = label_axes(graph).dims
     found = {a: max((graph.shape(v)[d[a]] for v, d in dims.items() if a in d), default=0) for a in axes}
     return {a: n for a, n in found.items() if n}
 
 
-def _stride(graph: Graph, axes: Sequence[str]) -> int:
+def total_stride(graph: Graph, axes: Sequence[str]) -> int:
     """How many input elements the coarsest value steps over: cuts at its multiples give tiles of one shape."""
     labels = label_axes(graph)
     roles = sort_nodes(graph, labels, axes)
     local = [n.outputs[0] for n in graph.nodes if roles.part[n.name] is Part.LOCAL]
-    lengths = _lengths(graph, axes)
+    lengths = axis_lengths(graph, axes)
     ratios = [lengths[a] / graph.shape(v)[labels.dims[v][a]] for v in local for a in axes]
     return max(1, round(max(ratios, default=1)))
 

@@ -30,7 +30,8 @@ class Memory:
     resident_bytes: int
     host_peak_bytes: int
     alive: tuple[Alive, ...] = field(repr=False)  # at the peak, largest first, without what is resident
-    lifetimes: tuple[Lifetime, ...] = field(repr=False)  # of everything that comes and goes
+    lifetimes: tuple[Lifetime, ...] = field(repr=False)  # of everything that comes and goes; none for tiles
+    labels: tuple[str, ...] = field(default=(), repr=False)  # of tiles: what each step is
 
 
 def measure_memory(schedule: StepList) -> Memory:
@@ -78,6 +79,9 @@ class _Walk:
                 self._look(at, (value,))
                 self.live[value] = at
         self.host.append(self.host_now)
+        if isinstance(step, Fetch):  # the copy on the host is given up
+            self.on_host.discard(step.value)
+            self.host_now -= self.memory.bytes[step.value]
 
     def _look(self, at: int, made: Sequence[str]) -> None:
         self.device.append(self.now)

@@ -161,7 +161,7 @@ def test_tiny_ones_are_optimal(found: list[tuple[int, int, int]]) -> None:
 
 @pytest.mark.parametrize("seed", range(150))
 def test_the_search_is_complete(seed: int) -> None:
-    """Without greedy and peeling, which settle most small cases before it: something from the optimum on, else nothing."""
+    """Alone, as greedy and peeling settle most small cases before it: a layout from the optimum on, else none."""
     lifetimes = fill_strip(seed)
     least = optimum_by_places(lifetimes)
     for capacity in range(live_bytes(lifetimes), least + 3):

@@ -1,0 +1,109 @@
+"""`tilegrad plan`: the fastest way to run a training step inside a memory budget."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from functools import partial
+from pathlib import Path
+
+from ..bounds import image_axes, lower_graph
+from ..errors import GridError, InputError
+from ..importers import export_module, load
+from ..ir import Graph, Kind
+from ..planners import Effort
+from ..report.plan import print_candidates, print_peak
+from ..report.plan_html import save_plan_html
+from ..runtime import plain_bytes
+from ..runtime.measure import this_machine
+from ..runtime.training import training_graph
+from ..schedule import Storage
+from ..search import PLANNERS, Mixed, Planning, Search, Steps, forward_part, sweep
+from ..sim.machine import Machine, find_machine
+from ..units import parse_budget
+from .console import make_console
+from .model import input_shapes, load_model
+
+
+def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], shared: argparse.ArgumentParser) -> None:
+    parser = commands.add_parser("plan", parents=[shared], help="plan a training step inside a memory budget")
+    parser.add_argument("model", metavar="MODEL|FILE", help="a model as for `tilegrad tiles`, or a graph in a file")
+    parser.add_argument(
+        "--budget", action="append", required=True, metavar="4GB", help='bytes, or "0.5 of device"; repeat for a sweep'
+    )
+    parser.add_argument("--input", action="append", metavar="1x3x512x512", help="shape of a model's input; may repeat")
+    parser.add_argument("--planner", choices=(*PLANNERS, "auto"), default="auto", help="which planner (default: all)")
+    parser.add_argument(
+        "--machine", metavar="v100", help="this, v100, a100, h200 or FILE.toml (default: v100 for a graph, else this)"
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="which device of this machine")
+    parser.add_argument("--seconds", type=float, default=150.0, help="for the exact search; 0: the heuristic alone")
+    parser.add_argument("--json", action="store_true", help="JSON on standard output")
+    parser.add_argument("--html", metavar="OUT.html", help="write a report, too")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    if not 0 <= args.seconds < 1e6:
+        raise InputError(f"{args.seconds} seconds are not possible", hint="--seconds 60")
+    imported = Path(args.model).is_file() and ":" not in args.model
+    default = "v100" if imported else "this"
+    machine = find_machine(args.machine or default, partial(this_machine, args.device))
+    budgets = [parse_budget(text, machine.device_bytes) for text in args.budget]
+    effort = Effort(exact_s=args.seconds)
+    if imported:
+        graph = load(args.model)
+        steps, tiles, mixed = Steps(graph, machine, effort), _tiles_of_import(graph, machine), None
+        hosted = True
+    else:
+        hosted = (args.machine or default) != "this" or args.device == "cuda"
+        steps, tiles, mixed = _searches(args, machine, effort, hosted or args.planner == "offload")
+    storages = (Storage.DEVICE, Storage.HOST) if hosted else (Storage.DEVICE, Storage.DISK)
+    found = sweep(steps, tiles, budgets, planner=args.planner, storages=storages, mixed=mixed)
+    if args.html:
+        save_plan_html(found[-1], args.html)
+    if args.json:
+        plans = [planning.to_json() for planning in found]
+        print(json.dumps(plans[0] if len(plans) == 1 else {"schema": 1, "sweep": plans}))
+        return 0
+    for planning in found:
+        _print(planning)
+    return 0
+
+
+def _searches(
+    args: argparse.Namespace, machine: Machine, effort: Effort, hosted: bool
+) -> tuple[Steps, Search, Mixed | None]:
+    """A module's training step, without weights: whole nodes, tiles, and both."""
+    if not args.input:
+        raise InputError("a model needs the shape of its input", hint="--input 1x3x512x512")
+    module = load_model(args.model, train=True, weights=False)
+    shapes = input_shapes(args)
+    graph = export_module(module, tuple(shapes), {}).graph
+    graded = tuple(v.name for v in graph.of_kind(Kind.PARAMETER))
+    lowered = lower_graph(graph)
+    plain = partial(plain_bytes, module, tuple(shapes), {}, train=True)
+    axes = tuple(image_axes(lowered))
+    tiles = Search(lowered, axes, "stream", graded, True, plain, machine)
+    mixed = Mixed(graph, axes, graded, machine) if axes else None
+    return Steps(training_graph(graph, graded), machine, effort, hosted), tiles, mixed
+
+
+def _tiles_of_import(graph: Graph, machine: Machine) -> Search | None:
+    """Tiles for a graph whose operators have box rules."""
+    try:
+        lowered = lower_graph(forward_part(graph))
+        axes = tuple(image_axes(lowered))
+    except (InputError, GridError):
+        return None
+    graded = tuple(v.name for v in lowered.of_kind(Kind.PARAMETER))
+    return Search(lowered, axes, "stream", graded, True, lambda: 0, machine) if axes else None
+
+
+def _print(planning: Planning) -> None:
+    console = make_console()
+    print_candidates(planning.candidates, planning.chosen, planning.plain, planning.budget, console)
+    print_peak(planning.chosen, console)
+    for note in planning.chosen.notes:
+        console.print(f"note: {note}")
+    console.print(f"machine     {planning.machine.name}", highlight=False)

@@ -1,0 +1,83 @@
+"""A planning as tables: the candidates, the chosen plan, and what is alive at its peak."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..units import format_bytes
+
+MOST_ALIVE = 10
+
+
+class Item(Protocol):
+    """A candidate, as the search makes it."""
+
+    @property
+    def planner(self) -> str: ...
+    @property
+    def detail(self) -> str: ...
+    @property
+    def peak_bytes(self) -> int: ...
+    @property
+    def time_s(self) -> float: ...
+    @property
+    def host_bytes(self) -> int: ...
+    @property
+    def notes(self) -> tuple[str, ...]: ...
+    @property
+    def memory(self) -> Any: ...
+    @property
+    def layout(self) -> Any: ...
+
+
+def print_candidates(items: Sequence[Item], chosen: Item, plain: Item, budget: int, console: Console) -> None:
+    """All that was tried, the fastest that fits marked."""
+    table = Table(title=f"plans for a budget of {format_bytes(budget)}", title_justify="left")
+    for name, justify in (("", "left"), ("planner", "left"), ("how", "left"), ("peak", "right"), ("time", "right"),
+                          ("extra time", "right"), ("to and from host", "right")):  # fmt: skip
+        table.add_column(name, justify=justify, no_wrap=name != "how")  # type: ignore[arg-type]
+    for item in sorted(items, key=lambda i: (i.peak_bytes > budget, i.time_s)):
+        fits = item.peak_bytes <= budget
+        mark = "->" if item is chosen else "" if fits else "x"
+        table.add_row(
+            mark,
+            item.planner,
+            Text(item.detail),
+            format_bytes(item.peak_bytes),
+            _seconds(item.time_s),
+            f"{item.time_s / plain.time_s - 1:+.1%}" if plain.time_s else "",
+            format_bytes(item.host_bytes) if item.host_bytes else "-",
+            style="bold" if item is chosen else "" if fits else "dim",
+        )
+    console.print(table)
+
+
+def print_peak(chosen: Item, console: Console) -> None:
+    """What is alive at the peak, and the addresses."""
+    memory = chosen.memory
+    if memory is None:
+        return
+    table = Table(title="alive at the peak", title_justify="left")
+    table.add_column("value", no_wrap=True)
+    table.add_column("bytes", justify="right", no_wrap=True)
+    table.add_column("made by")
+    table.add_row("(inputs, parameters and what else is always there)", format_bytes(memory.resident_bytes), "")
+    for item in memory.alive[:MOST_ALIVE]:
+        table.add_row(Text(item.value), format_bytes(item.bytes), Text(item.source))
+    rest = memory.alive[MOST_ALIVE:]
+    if rest:
+        table.add_row(f"({len(rest)} more)", format_bytes(sum(item.bytes for item in rest)), "")
+    console.print(table)
+    layout = chosen.layout
+    if layout is not None:
+        exact = "as small as can be" if layout.exact else f"{layout.excess:.2%} over what is alive at once"
+        console.print(f"addresses   {format_bytes(layout.range_bytes)} for what comes and goes: {exact}")
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3f} s" if seconds >= 0.1 else f"{seconds * 1e3:.2f} ms"

@@ -1,0 +1,125 @@
+"""Modules that run as step lists: planned ones, and random ones that no planner would think of."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor, nn
+
+from tilegrad.importers import Captured, export_module
+from tilegrad.ir import Graph, Kind
+from tilegrad.planners import Effort, offload
+from tilegrad.planners.problem import make_problem
+from tilegrad.planners.stages import Solution, Stages
+from tilegrad.runner import Runner
+from tilegrad.runtime.step_session import StepEngine
+from tilegrad.runtime.training import training_graph
+from tilegrad.schedule.step_list import StepList, check_steps, list_steps
+from tilegrad.search import Candidate, Steps
+from tilegrad.sim.machine import CPU
+
+QUICK = Effort(heuristic_s=0.2, exact_s=0.0)
+Choose = Callable[[Graph], StepList]
+
+
+class Stepped(nn.Module):
+    """A module that runs as the step list that `choose` picks for its training graph. Names of parameters stay."""
+
+    def __init__(self, module: nn.Module, choose: Choose):
+        super().__init__()
+        for part in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            self.__dict__[part] = module.__dict__[part]
+        self.__dict__.update(wrapped=module, choose=choose, runner=None, training=module.training)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        flat, _ = pytree.tree_flatten((args, kwargs))
+        if self.runner is None:
+            graph_of = graph_for(self.wrapped, args, kwargs)
+            self.__dict__["runner"] = runner_of(*graph_of, self.choose)
+        return self.runner(self.wrapped, flat)
+
+    @property
+    def schedule(self) -> StepList:
+        return self.runner.schedule
+
+
+def graph_for(module: nn.Module, args: Any, kwargs: Any = None) -> tuple[Captured, Graph]:
+    """A module captured, and its training graph."""
+    captured = export_module(module, args, kwargs or {})
+    flat, _ = pytree.tree_flatten((args, kwargs or {}))
+    named = dict(module.named_parameters(remove_duplicate=False))
+    names = captured.program.graph_signature.user_inputs
+    graded = {str(n) for n, x in zip(names, flat, strict=True) if isinstance(x, Tensor) and x.requires_grad}
+    graded |= {v.name for v in captured.graph.of_kind(Kind.PARAMETER) if named[str(v.target)].requires_grad}
+    return captured, training_graph(captured.graph, sorted(graded))
+
+
+def runner_of(captured: Captured, graph: Graph, choose: Choose) -> Runner:
+    runner = object.__new__(Runner)
+    runner.captured, runner.planning = captured, None
+    runner.user_inputs = list(captured.program.graph_signature.user_inputs)
+    runner.schedule = choose(graph)
+    check_steps(runner.schedule)
+    runner.engine = StepEngine(runner.schedule, captured.graph)
+    return runner
+
+
+def at_random(seed: int, *, drop: float = 0.5, move: float = 0.3) -> Choose:
+    """Any legal plan: values forgotten with probability `drop` after every stage, moved away with probability `move`
+    whenever they are idle."""
+
+    def choose(graph: Graph) -> StepList:
+        rng = random.Random(seed)
+        problem = make_problem(graph, dict.fromkeys(graph.node, 1.0))
+        stages, last = Stages(problem), problem.last_need
+        if not problem.backward:
+            return StepList(graph, "random", tuple(list_steps(graph, problem.forward)))
+        keep = []
+        for stage in range(len(problem.backward)):
+            kept = (1 << v for v in range(len(last)) if last[v] > stage and rng.random() > drop)
+            keep.append(stages.handed | sum(kept))
+        runs = problem.runs(Solution(stages, keep).again)
+        base = StepList(graph, "random", tuple(list_steps(graph, runs)))
+        return moved_at_random(base, rng, move)
+
+    return choose
+
+
+def moved_at_random(base: StepList, rng: random.Random, move: float) -> StepList:
+    with mock.patch.object(offload, "SMALL", 0):
+        gaps, _ = offload._idle(base.memory, base.runs)
+    chosen = []
+    for gap in gaps:
+        if rng.random() < move:
+            gone = rng.randint(gap.use + 1, gap.again - 1)
+            chosen.append(replace(gap, gone=gone, back=rng.randint(gone + 1, gap.again)))
+    return replace(offload._schedule(base.graph, base.runs, chosen, base), planner="random")
+
+
+def plans(graph: Graph, shares: tuple[float, ...], planners: tuple[str, ...]) -> Iterator[tuple[int, Candidate]]:
+    """What planners find for budgets between nothing (0) and plain (1) that fits them, beside keeping everything."""
+    steps = Steps(graph, CPU, QUICK)
+    low, high = steps.keep.memory.resident_bytes, steps.keep.peak_bytes
+    for share in shares:
+        budget = int(low + share * (high - low))
+        for candidate in steps.candidates(budget, planners):
+            if candidate.peak_bytes <= budget and candidate.planner != "keep":
+                yield budget, candidate
+
+
+def fixed(schedule: StepList) -> Choose:
+    return lambda graph: replace(schedule, graph=graph) if graph.nodes == schedule.graph.nodes else _other(schedule)
+
+
+def _other(schedule: StepList) -> StepList:
+    raise AssertionError(f"a plan of {schedule.graph.name} for another graph")
+
+
+def image(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)

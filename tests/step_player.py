@@ -1,0 +1,94 @@
+"""A second simulator of step lists, naive on purpose: sets and dictionaries, nothing shared with `tilegrad.sim`.
+
+It plays a schedule on symbols. Every piece of memory has a content, the history of how it was made; a node must find
+just what it finds when everything is kept. So a value that is missing, stale or overwritten is found out whatever
+the reason, and bytes are counted on the way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilegrad.ir import Graph, Kind, Role
+from tilegrad.schedule.step_list import StepList
+
+Content = int  # a number for each history
+
+
+@dataclass(frozen=True)
+class Played:
+    peak_bytes: int
+    host_peak_bytes: int
+    reruns: tuple[str, ...]
+
+
+class Player:
+    def __init__(self, graph: Graph):
+        self.graph = graph
+        self.numbers: dict[object, Content] = {}
+        self.root = {v.name: self._root(v.name) for v in graph.values}
+        self.size = {v.name: v.type.bytes for v in graph.values if v.alias is None}
+        resident = [v for v in graph.values if v.kind not in (Kind.ACTIVATION, Kind.GRADIENT) or v.target is not None]
+        self.resident = {self.root[v.name] for v in resident}
+        self.found: dict[str, object] = {}  # node -> what it finds when everything is kept
+        cells = {name: self._number(name) for name in self.resident}
+        for node in graph.nodes:
+            self.found[node.name] = self._run(node.name, cells)
+        self.result = {name: cells[self.root[name]] for name in graph.outputs}
+
+    def _root(self, name: str) -> str:
+        while (alias := self.graph.value[name].alias) is not None:
+            name = alias
+        return name
+
+    def _number(self, history: object) -> Content:
+        return self.numbers.setdefault(history, len(self.numbers))
+
+    def _run(self, name: str, cells: dict[str, Content]) -> object:
+        """Run a node on symbols; returns what it found."""
+        node = self.graph.node[name]
+        found = tuple(cells.get(self.root[i.value]) for i in node.inputs)
+        added = {self.root[i.value] for i in node.inputs if i.role is Role.SUM}
+        for out in node.outputs:
+            if self.root[out] == out or self.root[out] in added:  # made, or added to; a view changes nothing
+                cells[self.root[out]] = self._number((name, out, found))
+        return found
+
+    def made_by(self, name: str) -> set[str]:
+        outputs = self.graph.node[name].outputs
+        return {out for out in outputs if self.root[out] == out and out not in self.resident}
+
+    def play(self, schedule: StepList) -> Played:
+        cells = {name: self._number(name) for name in self.resident}
+        host: dict[str, Content] = {}
+        peak = sum(self.size[name] for name in self.resident)
+        host_peak, ran = 0, list[str]()
+        for at, step in enumerate(schedule.steps):
+            where, kind = f"step {at}: {step}", type(step).__name__
+            before = sum(self.size[name] for name in cells)
+            if kind == "Run":
+                before += sum(self.size[name] for name in self.made_by(step.node))
+                assert self._run(step.node, cells) == self.found[step.node], where
+                before = max(before, sum(self.size[name] for name in cells))
+                ran.append(step.node)
+            elif kind == "Free":
+                assert step.value not in self.resident | {self.root[name] for name in self.graph.outputs}, where
+                del cells[step.value]
+            elif kind == "Offload":
+                host[step.value] = cells[step.value]
+            else:
+                assert kind == "Fetch" and step.value not in cells, where
+                cells[step.value] = host[step.value]
+                before += self.size[step.value]
+            peak = max(peak, before)
+            host_peak = max(host_peak, sum(self.size[name] for name in host))
+            if kind == "Fetch":
+                del host[step.value]
+        assert {name: cells.get(self.root[name]) for name in self.graph.outputs} == self.result
+        assert list(dict.fromkeys(ran)) == [n.name for n in self.graph.nodes]
+        reruns = [name for k, name in enumerate(ran) if name in ran[:k]]
+        return Played(peak, host_peak, tuple(reruns))
+
+
+def play(schedule: StepList) -> Played:
+    return Player(schedule.graph).play(schedule)
