@@ -7,10 +7,12 @@ the reason, and bytes are counted on the way.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tilegrad.ir import Graph, Kind, Role
 from tilegrad.schedule.step_list import StepList
+from tilegrad.schedule.steps import Fetch, Free, Offload, Run, WholeStep
 
 Content = int  # a number for each history
 
@@ -59,35 +61,41 @@ class Player:
         return {out for out in outputs if self.root[out] == out and out not in self.resident}
 
     def play(self, schedule: StepList) -> Played:
-        cells = {name: self._number(name) for name in self.resident}
-        host: dict[str, Content] = {}
-        peak = sum(self.size[name] for name in self.resident)
-        host_peak, ran = 0, list[str]()
+        """Run all steps, and find every node's inputs as they should be."""
+        self.cells = {name: self._number(name) for name in self.resident}
+        self.host: dict[str, Content] = {}
+        peak, host_peak, ran = self._bytes(self.cells), 0, list[str]()
         for at, step in enumerate(schedule.steps):
-            where, kind = f"step {at}: {step}", type(step).__name__
-            before = sum(self.size[name] for name in cells)
-            if kind == "Run":
-                before += sum(self.size[name] for name in self.made_by(step.node))
-                assert self._run(step.node, cells) == self.found[step.node], where
-                before = max(before, sum(self.size[name] for name in cells))
+            peak = max(peak, self._step(step, f"step {at}: {step}"))
+            host_peak = max(host_peak, self._bytes(self.host))
+            if isinstance(step, Run):
                 ran.append(step.node)
-            elif kind == "Free":
-                assert step.value not in self.resident | {self.root[name] for name in self.graph.outputs}, where
-                del cells[step.value]
-            elif kind == "Offload":
-                host[step.value] = cells[step.value]
-            else:
-                assert kind == "Fetch" and step.value not in cells, where
-                cells[step.value] = host[step.value]
-                before += self.size[step.value]
-            peak = max(peak, before)
-            host_peak = max(host_peak, sum(self.size[name] for name in host))
-            if kind == "Fetch":
-                del host[step.value]
-        assert {name: cells.get(self.root[name]) for name in self.graph.outputs} == self.result
+            if isinstance(step, Fetch):
+                del self.host[step.value]
+        assert {name: self.cells.get(self.root[name]) for name in self.graph.outputs} == self.result
         assert list(dict.fromkeys(ran)) == [n.name for n in self.graph.nodes]
-        reruns = [name for k, name in enumerate(ran) if name in ran[:k]]
-        return Played(peak, host_peak, tuple(reruns))
+        return Played(peak, host_peak, tuple(name for k, name in enumerate(ran) if name in ran[:k]))
+
+    def _step(self, step: WholeStep, where: str) -> int:
+        """Returns the bytes while it runs."""
+        before = self._bytes(self.cells)
+        if isinstance(step, Run):
+            both = before + self._bytes(self.made_by(step.node))  # a value made once more is there twice
+            assert self._run(step.node, self.cells) == self.found[step.node], where
+            return both
+        assert step.value not in self.resident, where
+        if isinstance(step, Free):
+            assert step.value not in {self.root[name] for name in self.graph.outputs}, where
+            del self.cells[step.value]
+        elif isinstance(step, Offload):
+            self.host[step.value] = self.cells[step.value]
+        else:
+            assert step.value not in self.cells, where
+            self.cells[step.value] = self.host[step.value]
+        return max(before, self._bytes(self.cells))
+
+    def _bytes(self, names: Iterable[str]) -> int:
+        return sum(self.size[name] for name in names)
 
 
 def play(schedule: StepList) -> Played:

@@ -5,20 +5,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
+from step_player import Player
 from tilegrad.ir import Graph, Input, Kind, Node, Phase, Role, TensorType, Value, check_graph
 
 Pick = Callable[[int, int], int]
 
 
+def some(count: int, *, derandomize: bool = True) -> settings:
+    quiet = [HealthCheck.too_slow, HealthCheck.data_too_large]
+    return settings(max_examples=count, derandomize=derandomize, suppress_health_check=quiet, database=None)
+
+
 @st.composite
 def training_graphs(draw: st.DrawFn, most: int = 8, unit: int = 1, values: int = 99) -> Graph:
-    """Up to `most` forward nodes that make up to `values` values of a few times `unit` bytes."""
+    """Up to `most` forward nodes that make up to `values` values of a few times `unit` bytes, or a few bytes."""
     return _Grow(lambda low, high: draw(st.integers(low, high)), unit, values).graph(most)
 
 
@@ -26,10 +33,36 @@ def seeded_graph(seed: int, most: int = 8, unit: int = 1, values: int = 99) -> G
     return _Grow(Random(seed).randint, unit, values).graph(most)
 
 
-def node_times(graph: Graph, seed: int = 0) -> dict[str, float]:
-    """Whole seconds: sums are exact."""
-    random = Random(seed)
-    return {node.name: float(random.randint(1, 9)) for node in graph.nodes}
+def node_times(graph: Graph) -> dict[str, float]:
+    return {node.name: float(node.time_s or 0) for node in graph.nodes}
+
+
+def chain_graph(sizes: Sequence[int], *, handed: bool = False, time_s: float | None = 1.0) -> Graph:
+    """Nodes f0, f1, ... in a row that make v0, v1, ... of these bytes; backward of each reads what it made."""
+
+    def kind(size: int) -> TensorType:
+        return TensorType((size,), "uint8")
+
+    values, nodes = [Value("x", kind(1), Kind.INPUT)], list[Node]()
+    for i, size in enumerate(sizes):
+        values.append(Value(f"v{i}", kind(size)))
+        nodes.append(Node(f"f{i}", "any", (Input("in", f"v{i - 1}" if i else "x"),), (f"v{i}",), time_s=time_s))
+    for i in reversed(range(len(sizes))):
+        inputs = [Input("kept", f"v{i}", Role.RETAINED_OUTPUT)]
+        inputs += [Input("grad", f"g{i}", Role.GRADIENT)] if i + 1 < len(sizes) else []
+        values += [Value(f"g{i - 1}", kind(sizes[i - 1]), Kind.GRADIENT)] if i else []
+        made = (f"g{i - 1}",) if i else ()
+        nodes.append(Node(f"b{i}", "any", tuple(inputs), made, {"of": f"f{i}"}, phase=Phase.BACKWARD, time_s=time_s))
+    graph = Graph(tuple(values), tuple(nodes), (f"v{len(sizes) - 1}",) if handed else (), (), "chain")
+    check_graph(graph)
+    return graph
+
+
+def largest_working_set(graph: Graph) -> int:
+    """What the hungriest node reads and makes, and all that is there throughout: nothing can need less."""
+    player = Player(graph)
+    touched = [{player.root[name] for name in (*n.reads, *n.outputs)} | player.resident for n in graph.nodes]
+    return max(sum(player.size[name] for name in names) for names in touched)
 
 
 @dataclass
@@ -52,7 +85,7 @@ class _Grow:
 
     def graph(self, most: int) -> Graph:
         self._value("x", self._size(), Kind.INPUT)
-        for i in range(self.pick(1, most)):
+        for i in range(self.pick(1, most) if self._chance(4) else self.pick(max(1, most - 2), most)):
             self._forward(i)
         forward = list(self.nodes)
         last = forward[-1].outputs[0]
@@ -61,7 +94,7 @@ class _Grow:
         if self._chance(2):
             self._gradient(last, last + ".grad.1")
             self.outputs += [last + ".grad.1"] if self._chance(2) else []
-            self.nodes.append(Node("seed", "seed", (), (last + ".grad.1",), phase=Phase.BACKWARD))
+            self._node("seed", [], [last + ".grad.1"], Phase.BACKWARD)
         for node in reversed(forward):
             self._backward(node, node is forward[-1])
         if self._chance(4):
@@ -71,20 +104,26 @@ class _Grow:
         return graph
 
     def _chance(self, one_in: int) -> bool:
-        return self.pick(1, one_in) == 1
+        return self.pick(1, one_in) == one_in
 
     def _size(self) -> int:
-        return self.pick(1, 9) * self.unit
+        return self.pick(1, 9) * (1 if self._chance(6) else self.unit)
 
     def _value(self, name: str, size: int, kind: Kind = Kind.ACTIVATION, **more: str | None) -> None:
         self.bytes[name] = size
         self.values.append(Value(name, TensorType((size,), "uint8"), kind, more.get("target"), more.get("alias")))
 
+    def _node(self, name: str, inputs: list[Input], outputs: list[str], phase: Phase, **attrs: str) -> None:
+        time_s = float(self.pick(1, 9))  # whole seconds: sums are exact
+        self.nodes.append(Node(name, "any", tuple(inputs), tuple(outputs), attrs, phase=phase, time_s=time_s))
+
     # -- forward -------------------------------------------------------------------------------------------------------
 
     def _forward(self, i: int) -> None:
         readable = [v.name for v in self.values if v.kind is not Kind.PARAMETER]
-        reads = dict.fromkeys([readable[-1], *(readable[self.pick(0, len(readable) - 1)] for _ in range(self.pick(0, 2)))])
+        reads = dict.fromkeys(
+            [readable[-1], *(readable[self.pick(0, len(readable) - 1)] for _ in range(self.pick(0, 2)))]
+        )
         inputs = [Input(f"in.{k}", name) for k, name in enumerate(reads)]
         of = inputs[-1].value
         outputs = [f"v{i}"]
@@ -100,7 +139,7 @@ class _Grow:
         if self._chance(2):
             self._value(f"w{i}", self._size(), Kind.PARAMETER)
             inputs.append(Input("weight", f"w{i}", Role.PARAMETER))
-        self.nodes.append(Node(f"f{i}", "any", tuple(inputs), tuple(outputs)))
+        self._node(f"f{i}", inputs, outputs, Phase.FORWARD)
 
     # -- backward ------------------------------------------------------------------------------------------------------
 
@@ -130,10 +169,7 @@ class _Grow:
         if self._chance(5):
             outputs.append(f"{node.name}.work")
             self._value(outputs[-1], self._size(), Kind.GRADIENT)
-        name = f"{node.name}.backward"
-        self.nodes.append(
-            Node(name, "any_backward", tuple(inputs), tuple(outputs), {"of": node.name}, phase=Phase.BACKWARD)
-        )
+        self._node(f"{node.name}.backward", inputs, outputs, Phase.BACKWARD, of=node.name)
 
     def _contribute(self, of: str, incoming: list[str], inputs: list[Input]) -> str:
         """One more gradient of a value: new, in the memory of the incoming one, or added in place."""

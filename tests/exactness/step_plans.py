@@ -35,18 +35,14 @@ class Stepped(nn.Module):
         super().__init__()
         for part in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             self.__dict__[part] = module.__dict__[part]
-        self.__dict__.update(wrapped=module, choose=choose, runner=None, training=module.training)
+        self.__dict__.update(wrapped=module, choose=choose, runners={}, training=module.training)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         flat, _ = pytree.tree_flatten((args, kwargs))
-        if self.runner is None:
-            graph_of = graph_for(self.wrapped, args, kwargs)
-            self.__dict__["runner"] = runner_of(*graph_of, self.choose)
-        return self.runner(self.wrapped, flat)
-
-    @property
-    def schedule(self) -> StepList:
-        return self.runner.schedule
+        key = tuple((x.shape, x.requires_grad) if isinstance(x, Tensor) else x for x in flat)
+        if key not in self.runners:
+            self.runners[key] = runner_of(*graph_for(self.wrapped, args, kwargs), self.choose)
+        return self.runners[key](self.wrapped, flat)
 
 
 def graph_for(module: nn.Module, args: Any, kwargs: Any = None) -> tuple[Captured, Graph]:

@@ -19,7 +19,7 @@ VAGUE = {"utils", "util", "helpers", "helper", "common", "core", "manager", "mis
 
 # What a user may import. Adding a name is a decision: add it here too.
 PUBLIC = {
-    "tilegrad": {"Plan", "TiledModule", "Verification", "capture", "tile", "verify"},
+    "tilegrad": {"Plan", "Replay", "TiledModule", "Verification", "capture", "load", "replay", "tile", "verify"},
     "tilegrad.ops": {"Call", "Op", "Place", "Read", "Reduction", "Sample", "find", "op", "registered"},
 }
 

@@ -8,9 +8,11 @@ from functools import partial
 from pathlib import Path
 
 from ..bounds import image_axes, lower_graph
-from ..errors import GridError, InputError
+from ..errors import InputError, InternalError, ModelError
 from ..importers import export_module, load
-from ..ir import Graph, Kind
+from ..ir import Graph, Kind, Node
+from ..models import NETWORKS
+from ..ops import Op, aten, find
 from ..planners import Effort
 from ..report.plan import print_candidates, print_peak
 from ..report.plan_html import save_plan_html
@@ -46,7 +48,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], shar
 def run(args: argparse.Namespace) -> int:
     if not 0 <= args.seconds < 1e6:
         raise InputError(f"{args.seconds} seconds are not possible", hint="--seconds 60")
-    imported = Path(args.model).is_file() and ":" not in args.model
+    imported = _is_file(args)
     default = "v100" if imported else "this"
     machine = find_machine(args.machine or default, partial(this_machine, args.device))
     budgets = [parse_budget(text, machine.device_bytes) for text in args.budget]
@@ -60,23 +62,33 @@ def run(args: argparse.Namespace) -> int:
         steps, tiles, mixed = _searches(args, machine, effort, hosted or args.planner == "offload")
     storages = (Storage.DEVICE, Storage.HOST) if hosted else (Storage.DEVICE, Storage.DISK)
     found = sweep(steps, tiles, budgets, planner=args.planner, storages=storages, mixed=mixed)
-    if args.html:
-        save_plan_html(found[-1], args.html)
     if args.json:
         plans = [planning.to_json() for planning in found]
         print(json.dumps(plans[0] if len(plans) == 1 else {"schema": 1, "sweep": plans}))
-        return 0
-    for planning in found:
-        _print(planning)
+    else:
+        for planning in found:
+            _print(planning)
+    if args.html:
+        save_plan_html(found[-1], args.html)
     return 0
+
+
+def _is_file(args: argparse.Namespace) -> bool:
+    """A graph in a file, or a model with the shape of its input?"""
+    if ":" not in args.model and Path(args.model).is_file():
+        return True
+    if ":" not in args.model and args.model not in NETWORKS:
+        models = f"file.py:factory, package.module:factory, or one of {', '.join(NETWORKS)}"
+        raise ModelError(f"'{args.model}' is neither a file nor a model", hint=models)
+    if not args.input:
+        raise InputError("a model needs the shape of its input", hint="--input 1x3x512x512")
+    return False
 
 
 def _searches(
     args: argparse.Namespace, machine: Machine, effort: Effort, hosted: bool
 ) -> tuple[Steps, Search, Mixed | None]:
     """A module's training step, without weights: whole nodes, tiles, and both."""
-    if not args.input:
-        raise InputError("a model needs the shape of its input", hint="--input 1x3x512x512")
     module = load_model(args.model, train=True, weights=False)
     shapes = input_shapes(args)
     graph = export_module(module, tuple(shapes), {}).graph
@@ -94,10 +106,20 @@ def _tiles_of_import(graph: Graph, machine: Machine) -> Search | None:
     try:
         lowered = lower_graph(forward_part(graph))
         axes = tuple(image_axes(lowered))
-    except (InputError, GridError):
+    except InputError:
+        return None
+    if not all(map(_can_run, lowered.nodes)):
         return None
     graded = tuple(v.name for v in lowered.of_kind(Kind.PARAMETER))
     return Search(lowered, axes, "stream", graded, True, lambda: 0, machine) if axes else None
+
+
+def _can_run(node: Node) -> bool:
+    """Does this version of torch, or an operator of ours, know how? Tiles are predicted by running one."""
+    try:
+        return type(find(node)).run is not Op.run or aten.overload(node.target) is not None
+    except InternalError:
+        return False
 
 
 def _print(planning: Planning) -> None:

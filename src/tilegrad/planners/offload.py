@@ -59,13 +59,24 @@ def plan_offload(
     return _schedule(graph, runs, list(chosen.values()), base)
 
 
+def least_by_copies(graph: Graph) -> tuple[int, str]:
+    """The smallest budget that copies alone can meet, and the node that stands in the way of less."""
+    runs = plan_keep(graph).runs
+    gaps, live = _idle(Memory(graph), runs)
+    for gap in gaps:
+        for run in range(gap.use + 1, gap.again):
+            live[run] -= gap.bytes
+    worst = max(range(len(live)), key=live.__getitem__)
+    return live[worst], runs[worst]
+
+
 def _schedule(graph: Graph, runs: Sequence[str], gaps: Sequence[Gap], base: StepList) -> StepList:
     moves: dict[int, list[WholeStep]] = {}
     for kind, place in ((Offload, "use"), (Free, "gone"), (Fetch, "back")):
         for gap in sorted(gaps, key=lambda g: g.again if kind is Fetch else g.gone):
             at = gap.use + 1 if place == "use" else getattr(gap, place)
             moves.setdefault(at, []).append(kind(gap.value))
-    return StepList(graph, "offload", tuple(list_steps(graph, runs, moves)), base.notes, base.gap)
+    return StepList(graph, "offload", tuple(list_steps(graph, runs, moves)), base.notes)
 
 
 def _idle(memory: Memory, runs: Sequence[str]) -> tuple[list[Gap], list[int]]:

@@ -29,6 +29,7 @@ from .stages import Solution, Stages
 # Numbers near one are kind to solvers: bytes are counted in thousandths of the budget, seconds in hundredths of a plain
 # step, and what is less than a millionth of the budget is nothing.
 BUDGET, STEP, NOTHING = 1000.0, 100.0, 1e-6
+ROUNDING = 1e-8  # of the budget: what a solver may overlook
 Term = tuple[int, float]
 
 
@@ -55,6 +56,11 @@ class Program:
         matters = self._matters()
         for stage in range(len(problem.backward)):
             self._add_stage(stage, matters[stage], matters[stage + 1])
+
+    def stricter(self) -> Program:
+        """The same with less room, so that what counts as nothing fits beside the rest."""
+        nothing = sum(size for size in self.problem.bytes if size < NOTHING * self.budget)
+        return Program(self.problem, max(1, self.budget - nothing - int(ROUNDING * self.budget)))
 
     def _matters(self) -> list[set[int]]:
         """Stage -> the units that this stage or a later one may still have to run."""

@@ -10,7 +10,7 @@ from math import inf
 from ..errors import InputError
 from ..ir import Graph
 from ..schedule.step_list import StepList, list_steps
-from .evict import fit, plain_starts
+from .evict import fit, plain_starts, smallest_peak
 from .problem import Problem, make_problem
 from .program import Program
 from .stages import Solution, Stages
@@ -52,34 +52,34 @@ class Found:
 
 def solve_recompute(problem: Problem, budget: int, effort: Effort) -> Found | None:
     """Several starts for the heuristic, then the exact program where it is small enough."""
+    if not problem.backward or budget < max(problem.before + problem.during):
+        return None  # nothing to run again for, or gradients alone do not fit
     stages = Stages(problem)
     cells = len(problem.backward) * len(problem.units)
-    deadline = time.monotonic() + effort.heuristic_s * max(1.0, cells / EXACT_CELLS)
     program, bound, starts, notes = None, problem.base_seconds, list[Solution](), list[str]()
-    if cells <= EXACT_CELLS:
+    if cells <= EXACT_CELLS and bound > 0:
         try:
             program = Program(problem, budget)
             relaxed = program.relax(effort.heuristic_s)
         except InputError as error:
-            program, relaxed = None, None
+            program = None
             notes.append(f"{error.what}: this is the heuristic's plan")
-        if relaxed is not None:
-            if relaxed.values is None:
-                return None if relaxed.status == "Infeasible" else _heuristic(stages, budget, deadline, notes)
-            bound = relaxed.bound
-            assert program is not None
-            starts = [program.read(stages, relaxed.values, threshold) for threshold in THRESHOLDS]
-    best = fit(_all(starts, stages), budget, deadline)
+        else:
+            if relaxed.status == "Infeasible":
+                return None
+            if relaxed.values is not None:  # else the clock stopped it
+                bound = relaxed.bound
+                starts = [program.read(stages, relaxed.values, threshold) for threshold in THRESHOLDS]
+    patience = effort.heuristic_s * max(1.0, cells / EXACT_CELLS)
+    best = fit(_all(starts, stages), budget, time.monotonic() + patience)
+    if best is None:
+        best = fit([smallest_peak(problem)], budget, time.monotonic() + patience)
     if program is not None and effort.exact_s > 0:
         best, bound = _improve(program, stages, best, bound, effort, notes)
     if best is None:
         return None
-    return Found(best, max(0.0, (problem.base_seconds + best.seconds) / bound - 1), tuple(notes))
-
-
-def _heuristic(stages: Stages, budget: int, deadline: float, notes: list[str]) -> Found | None:
-    best = fit(plain_starts(stages), budget, deadline)
-    return None if best is None else Found(best, None, tuple(notes))
+    gap = (problem.base_seconds + best.seconds) / bound - 1 if bound > 0 else 0.0
+    return Found(best, max(0.0, gap), tuple(notes))
 
 
 def _all(starts: list[Solution], stages: Stages) -> Iterator[Solution]:
@@ -91,7 +91,7 @@ def _improve(
     program: Program, stages: Stages, best: Solution | None, bound: float, effort: Effort, notes: list[str]
 ) -> tuple[Solution | None, float]:
     """The exact program, started from the heuristic's solution. Its answer is evaluated like any other."""
-    base, begun = program.problem.base_seconds, time.monotonic()
+    base, budget, begun = program.problem.base_seconds, program.budget, time.monotonic()
     for gap, limit in ((TIGHT, min(TIGHT_S, effort.exact_s)), (effort.gap, effort.exact_s)):
         left = begun + limit - time.monotonic()
         if left <= 0 or (best is not None and (base + best.seconds) / bound - 1 <= gap):
@@ -100,7 +100,10 @@ def _improve(
         bound = max(bound, solved.bound) if solved.bound < inf else bound
         if solved.values is not None:
             found = program.read(stages, solved.values)
-            if found.peak <= program.budget and (best is None or found.seconds < best.seconds):
+            if found.peak > budget:  # by what counts as nothing there
+                program = program.stricter()
+                found = fit([found], budget, time.monotonic() + effort.heuristic_s) or found
+            if found.peak <= budget and (best is None or found.seconds < best.seconds):
                 best = found
     if best is not None and (base + best.seconds) / bound - 1 > effort.gap:
         notes.append(f"the solver was stopped after {time.monotonic() - begun:.0f} s: this is the best plan found")

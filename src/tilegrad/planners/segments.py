@@ -28,6 +28,8 @@ def plan_sqrt(graph: Graph, seconds: Mapping[str, float]) -> StepList:
 def plan_segments(graph: Graph, seconds: Mapping[str, float], budget: int, *, search_s: float = 2.0) -> StepList | None:
     """The segmentation of least time found that fits, or None where none does."""
     problem = make_problem(graph, seconds)
+    if not problem.backward:
+        return None
     found = best_segments(problem, budget, search_s)
     return None if found.peak > budget else _plan(problem, found)
 
@@ -82,7 +84,7 @@ def best_segments(problem: Problem, budget: int, search_s: float) -> Solution:
         found = segment(stages, cuts)
         return max(0, found.peak - budget), found.seconds
 
-    starts = sorted((_even(n, count) for count in range(1, min(n, 3 * round(n**0.5)) + 1)), key=worth)
+    starts = sorted((_even(n, count) for count in range(1, max(1, min(n, 3 * round(n**0.5))) + 1)), key=worth)
     best = starts[0]
     for start in starts[:STARTS]:
         found = _climb(start, worth, n, deadline)

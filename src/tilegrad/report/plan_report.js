@@ -22,7 +22,7 @@ const formatSeconds = (s) =>
     : `${(s * 1e6).toFixed(2)} µs`;
 const formatShare = (share) => `${(share * 100).toFixed(1)}%`;
 const formatExtra = (extra) => (extra === null ? "unknown" : `${extra < 0 ? "" : "+"}${formatShare(extra)}`);
-const nameOf = (plan) => (plan.detail ? `${plan.planner}: ${plan.detail}` : plan.planner);
+const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
 /** An element; children that are strings become text. */
 function make(tag, className, ...children) {
@@ -35,7 +35,7 @@ function make(tag, className, ...children) {
 /** Round numbers from 0 to `most`, about `count` of them. */
 function ticks(most, count) {
   const raw = most / count, power = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= raw * 0.999);
+  const step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((s) => s >= raw * 0.999);
   return Array.from({ length: Math.floor(most / step + 1e-9) + 1 }, (_, i) => Number((i * step).toPrecision(12)));
 }
 
@@ -159,6 +159,9 @@ function showHeader() {
   }
   byId("facts").append(...facts.map(([term, value, more]) =>
     make("div", "", make("dt", "", term), make("dd", "", value, ...(more ? [make("small", "", more)] : [])))));
-  byId("notes").append(...chosen.notes.map((note) => make("li", "", note)));
-  byId("notes").hidden = !chosen.notes.length;
+  const notes = [...chosen.notes];
+  if (!chosen.memory) notes.push("Of this plan only peak and time are predicted: there is no memory by steps to draw.");
+  else if (!addresses) notes.push("Addresses are left to the allocator: there is no address map.");
+  byId("notes").append(...notes.map((note) => make("li", "", note)));
+  byId("notes").hidden = !notes.length;
 }

@@ -59,7 +59,7 @@ function drawFrame(context, size, colours, axes) {
   context.fillStyle = colours.muted;
   context.textBaseline = "middle";
   context.textAlign = "right";
-  for (const tick of ticks(axes.yMost / unit, 5)) {
+  for (const tick of ticks(axes.yMost / unit, 6)) {
     line(context, [[left, y(tick * unit)], [left + width, y(tick * unit)]], colours.line, 1, []);
     context.fillText(`${tick} ${unitName}`, left - 8, y(tick * unit));
   }
@@ -67,6 +67,7 @@ function drawFrame(context, size, colours, axes) {
   context.textAlign = "center";
   for (const tick of ticks(timed ? axes.xMost / second : axes.xMost, Math.max(2, Math.min(8, width / 90)))) {
     const at = x(timed ? tick * second : tick);
+    if (!timed && !Number.isInteger(tick)) continue;
     line(context, [[at, top + height], [at, top + height + 4]], colours.muted, 1, []);
     context.fillText(timed ? `${tick} ${secondName}` : tick.toLocaleString("en"), at, top + height + axes.gap);
   }
@@ -148,6 +149,7 @@ const VERBS = { forward: "runs", again: "runs again:", backward: "runs", update:
 
 const kindOf = (plan, step) => STEPS[plan.steps.kind[step]];
 const sayStep = (plan, step) => `${VERBS[kindOf(plan, step)]} ${texts[plan.steps.what[step]]}`;
+const roleOf = (plan) => (plan === chosen ? "the chosen plan" : "plain");
 const startOf = (plan, step) =>
   (step < plan.steps.kind.length ? plan.steps.start_s[step] : plan.time.total_s);
 
@@ -159,7 +161,7 @@ function pickCurves() {
   const seconds = Boolean(known[0].steps.start_s);
   const curves = (seconds ? timed : known.slice(0, 1)).map((plan) => ({
     plan,
-    name: plan === chosen ? (plain ? "chosen" : "chosen, which is plain") : "plain",
+    name: roleOf(plan),
     xs: seconds ? plan.steps.start_s : plan.steps.kind.map((_, i) => i),
     end: seconds ? plan.time.total_s : plan.steps.kind.length,
   }));
@@ -168,16 +170,14 @@ function pickCurves() {
 
 /** What runs, as a strip under the curves, and marks where copies begin. */
 function drawStrip(context, frame, curve, colours) {
-  const y = frame.top + frame.height + 5, { plan, xs, end } = curve;
+  const y = frame.top + frame.height + 5, { plan, xs, end: last } = curve;
   const fills = { forward: colours.activation, again: colours.again, backward: colours.gradient,
     update: colours.resident };
+  const runs = []; // neighbours of one kind as one
   plan.steps.kind.forEach((_, i) => {
-    const kind = kindOf(plan, i), x = frame.x(xs[i]), width = frame.x(xs[i + 1] ?? end) - x;
-    if (fills[kind] && width > 0) {
-      context.fillStyle = fills[kind];
-      context.fillRect(x, y, Math.max(width, 0.5), 10);
-      if (kind === "again" && width >= TINY) hatch(context, [[x, y, width, 10]], "again", colours.ink);
-    }
+    const kind = kindOf(plan, i), x = frame.x(xs[i]), end = frame.x(xs[i + 1] ?? last), before = runs.at(-1);
+    if (fills[kind] && end > x && before?.kind === kind && x - before.end < 0.5) before.end = end;
+    else if (fills[kind] && end > x) runs.push({ kind, x, end });
     if (kind !== "offload" && kind !== "fetch") return;
     const [tipY, flatY] = kind === "offload" ? [y + 13, y + 20] : [y + 20, y + 13];
     context.fillStyle = colours.fetch;
@@ -185,31 +185,38 @@ function drawStrip(context, frame, curve, colours) {
     [[x, tipY], [x - 4, flatY], [x + 4, flatY]].forEach(([px, py]) => context.lineTo(px, py));
     context.fill();
   });
+  for (const { kind, x, end } of runs) {
+    context.fillStyle = fills[kind];
+    context.fillRect(x, y, Math.max(end - x, 0.5), 10);
+    if (kind === "again" && end - x >= TINY) hatch(context, [[x, y, end - x, 10]], kind, colours.ink);
+  }
 }
+
+/** Colour, width and dashes. */
+const curveStyle = (plan, colours) => (plan === chosen ? [colours.accent, 2, []] : [colours.plain, 1.5, [5, 3]]);
 
 function drawCurves(context, size, colours, { curves, seconds, levels }) {
   const peaks = [...curves.map(({ plan }) => plan.memory.peak_bytes), ...levels.map((level) => level.peak_bytes)];
   const axes = { seconds, xMost: Math.max(...curves.map((c) => c.end)) || 1, yMost: highest(Math.max(...peaks)),
     gap: seconds ? 28 : 8 };
-  const level = (plan) => ({ text: `${plan === chosen ? "chosen" : "plain"}, peak ${formatBytes(plan.peak_bytes)}`,
-    bytes: plan.peak_bytes, colour: plan === chosen ? colours.accent : colours.plain, dash: [2, 4], align: "right" });
+  const level = (plan) => ({ text: `peak of ${roleOf(plan)} ${formatBytes(plan.peak_bytes)}`, bytes: plan.peak_bytes,
+    colour: plan === chosen ? colours.accent : colours.plain, dash: [2, 4], align: "right" });
   const frame = drawFrame(context, size, colours, axes);
   for (const { plan, xs, end } of [...curves].reverse()) {
     const points = [];
     plan.steps.device_bytes.forEach((count, i) => {
       points.push([frame.x(xs[i]), frame.y(count)], [frame.x(xs[i + 1] ?? end), frame.y(count)]);
     });
-    const main = plan === curves[0].plan;
-    if (main) {
+    if (plan === curves[0].plan) {
       context.save();
       context.globalAlpha = 0.18;
-      context.fillStyle = colours.accent;
+      context.fillStyle = plan === chosen ? colours.accent : colours.plain;
       context.beginPath();
       [[frame.x(0), frame.y(0)], ...points, [frame.x(end), frame.y(0)]].forEach(([x, y]) => context.lineTo(x, y));
       context.fill();
       context.restore();
     }
-    line(context, points, main ? colours.accent : colours.plain, main ? 2 : 1.5, main ? [] : [5, 3]);
+    line(context, points, ...curveStyle(plan, colours));
   }
   if (seconds) drawStrip(context, frame, curves[0], colours);
   drawLevels(context, frame, axes.yMost, [budgetLine(colours), ...levels.map(level)], colours);
@@ -218,7 +225,7 @@ function drawCurves(context, size, colours, { curves, seconds, levels }) {
 
 function sayCurve(curves, seconds, which, step) {
   const { plan, name, xs } = curves[which], { device_bytes: device, host_bytes: host } = plan.steps;
-  const lines = [`${name} (${plan.planner}): step ${step + 1} of ${device.length}`, sayStep(plan, step),
+  const lines = [`${capital(name)} (${plan.planner}): step ${step + 1} of ${device.length}`, sayStep(plan, step),
     exactBytes(device[step]), ...(host[step] ? [`${formatBytes(host[step])} on the host`] : [])];
   if (!seconds) return lines;
   lines.push(`from ${formatSeconds(xs[step])}`);
@@ -226,7 +233,7 @@ function sayCurve(curves, seconds, which, step) {
     if (i === which) return;
     const there = xs[step] > other.end ? "has ended by then"
       : `${formatBytes(other.plan.steps.device_bytes[lastNotAbove(other.xs, xs[step])])} at this time`;
-    lines.push(`${other.name}: ${there}`);
+    lines.push(`${capital(other.name)}: ${there}`);
   });
   return lines;
 }
@@ -278,17 +285,15 @@ function showCurves() {
 }
 
 function captionCurves(curves, seconds, levels) {
-  const peaks = curves.map(({ plan, name }) => `${name} peaks at ${formatBytes(plan.memory.peak_bytes)} in step ` +
-    `${plan.memory.peak_step + 1} (${sayStep(plan, plan.memory.peak_step)})`);
-  const unknown = levels.map((plan) => `Of ${plan === chosen ? "the chosen plan" : "plain"} only the peak is drawn: ` +
-    `${formatBytes(plan.peak_bytes)}.`);
+  const peaks = curves.map(({ plan, name }) => `${capital(name)} peaks at ${formatBytes(plan.memory.peak_bytes)} ` +
+    `in step ${plan.memory.peak_step + 1}: it ${sayStep(plan, plan.memory.peak_step)}.`);
+  const unknown = levels.map((plan) => `Of ${roleOf(plan)} only the peak is drawn: ${formatBytes(plan.peak_bytes)}.`);
   const across = seconds ? "over predicted time" : "tile by tile, in order: how long each takes is not predicted";
-  byId("curve-caption").textContent = [`Bytes on the device ${across}.`, `${peaks.join("; ")}.`, ...unknown].join(" ");
-  const two = curves.length > 1, kinds = new Set(curves[0].plan.steps.kind.map((kind) => STEPS[kind]));
+  byId("curve-caption").textContent = [`Bytes on the device ${across}.`, ...peaks, ...unknown].join(" ");
+  const kinds = new Set(curves[0].plan.steps.kind.map((kind) => STEPS[kind]));
   const has = (name, item) => (seconds && kinds.has(name) ? [item] : []);
   showLegend(byId("curve-legend"), [
-    [curves[0].name, (c, p) => line(c, [[0, 7], [28, 7]], p.accent, 2, [])],
-    ...(two ? [[curves[1].name, (c, p) => line(c, [[0, 7], [28, 7]], p.plain, 1.5, [5, 3])]] : []),
+    ...curves.map(({ plan, name }) => [name, (c, p) => line(c, [[0, 7], [28, 7]], ...curveStyle(plan, p))]),
     ["budget", (c, p) => line(c, [[0, 7], [28, 7]], p.budget, 2, [9, 5])],
     ...has("forward", ["strip below: forward", (c, p) => swatch(c, p.activation, "", p)]),
     ...has("again", ["runs again", (c, p) => swatch(c, p.again, "again", p)]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,7 +40,6 @@ class StepEngine:
         forward_nodes = [n for n in self.graph.nodes if n.phase is Phase.FORWARD]
         self.hidden = {f"{n.name}.saved": n.name for n in forward_nodes if f"{n.name}.saved" in n.outputs}
         self.kept = {n.name: self._kept(n) for n in forward_nodes}
-        self.written = frozenset(name for n in forward_nodes for name in self.ops[n.name].writes(n))
         backward = [at for at, s in enumerate(schedule.steps) if isinstance(s, Run) and not self._is_forward(s.node)]
         self.turn = min(backward, default=len(schedule.steps))  # the first step of the backward pass
         later = [s.node for s in schedule.steps[self.turn :] if isinstance(s, Run)]
@@ -78,8 +78,9 @@ class StepSession:
         self.moves = Mover(device)
         self.away: set[str] = set()
         self.anchor = torch.zeros((), device=device, requires_grad=True)
-        self.remembered: dict[str, Tensor] = {}  # what was written to so far, as it is now
-        self.met: dict[tuple[str, str], Tensor] = {}  # node, and what it read that was written to before
+        self.ran: set[str] = set()  # nodes
+        self.remembered: dict[str, Tensor] = {}  # what nodes wrote to, as it is now
+        self.met: dict[tuple[str, str], Tensor] = {}  # what a node read that earlier ones had written to
         self.before: dict[str, Tensor] = {}
         self.versions: dict[str, int] = {}
         self.brought: dict[str, Tensor] = {}
@@ -92,8 +93,8 @@ class StepSession:
             for step in engine.schedule.steps[: engine.turn]:
                 self._step(step)
             # An output knows its session, so the session must not know the output: it is another tensor there.
-            outputs = [self._value(name).detach() for name in engine.forward.outputs]
-            replaced = {old: self.remembered.get(new, self._value(new)) for old, new in engine.forward.updates}
+            outputs = [self._latest(name).detach() for name in engine.forward.outputs]
+            replaced = {old: self._latest(new) for old, new in engine.forward.updates}
         updates = {name: t for name, t in self.remembered.items() if name in self.tensors} | replaced
         self.before = {old: self.tensors[old].clone() for old in updates}
         self.versions = {name: version_of(tensor) for name, tensor in self._watched().items()}
@@ -180,24 +181,26 @@ class StepSession:
         self.store[name] = self._compute(node)  # a view of what was made again or fetched
         return self.store[name]
 
-    def _read(self, node: Node, name: str) -> Tensor:
-        """A value as a node finds it, run for the first time or again: a buffer as earlier nodes have left it."""
-        key = (node.name, name)
-        if name in self.remembered and key not in self.met and not self.before:
-            self.met[key] = self.remembered[name]
-        return self.met[key] if key in self.met else self._value(name)
+    def _latest(self, name: str) -> Tensor:
+        return self.remembered[name] if name in self.remembered else self._value(name)
+
+    def _read(self, node: str, name: str) -> Tensor:
+        """A value as a node found it when it first ran: a buffer as earlier nodes had left it."""
+        return self.met[node, name] if (node, name) in self.met else self._value(name)
 
     def _inputs(self, node: Node) -> list[Tensor]:
-        """What a node reads; buffers that it writes to are copies, of which the first run's are remembered."""
-        written = self.engine.ops[node.name].writes(node)
-        first = node.outputs[0] not in self.ran
+        """What a node reads. Buffers that it writes to are copies; what the first run makes of them is remembered."""
+        written, first = self.engine.ops[node.name].writes(node), node.name not in self.ran
+        self.ran.add(node.name)
+        if first:
+            self.met |= {(node.name, name): self.remembered[name] for name in node.reads if name in self.remembered}
         found = []
-        for slot in node.inputs:
-            tensor = self._read(node, slot.value)
-            if slot.value in written:
+        for name in node.reads:
+            tensor = self._read(node.name, name)
+            if name in written:
                 tensor = tensor.clone()
                 if first:
-                    self.remembered[slot.value] = tensor
+                    self.remembered[name] = tensor
             found.append(tensor)
         return found
 
@@ -207,22 +210,24 @@ class StepSession:
             return op.run_whole(call, self._inputs(node), self._seed(node), self.device)
 
     def _run_forward(self, node: Node) -> None:
-        if f"{node.name}.backward" not in self.engine.graph.node:
-            self.store[node.outputs[0]] = self._compute(node)
-            return
-        op, call = self.engine.ops[node.name], self.engine.calls[node.name]
-        self.tapes.pop(node.name, None)
-        inputs = self._inputs(node)
-        with self._precision():
-            result, tape = self._record(node, op, call, inputs)
-        self.store[node.outputs[0]] = result
+        (out, *_), tape = node.outputs, None
+        if f"{node.name}.backward" in self.engine.graph.node:
+            op, call = self.engine.ops[node.name], self.engine.calls[node.name]
+            self.tapes.pop(node.name, None)
+            inputs = self._inputs(node)
+            with self._precision():
+                result, tape = self._record(node, op, call, inputs)
+        else:
+            result = self._compute(node)
+        self.store.setdefault(out, result)  # run again for what else it makes: others may look at what is there
         if tape is not None:
             self.tapes[node.name] = tape
 
     def _record(self, node: Node, op: Op, call: Call, inputs: list[Tensor]) -> tuple[Tensor, Tape | SegmentTape | None]:
         segment = self.engine.segments.get(node.name)
         if segment is None:
-            return run_taped(op, call, inputs, self.needs, self.anchor, self._seed(node))
+            kept = self.engine.kept[node.name]
+            return run_taped(op, call, inputs, self.needs, self.anchor, self._seed(node), kept)
         result, tape, updates = segment.run(call, inputs, self.needs, self.device, self.seed)
         for name, tensor in updates:
             self.remembered.setdefault(name, tensor)
@@ -230,34 +235,40 @@ class StepSession:
 
     def _bring(self, node: Node) -> None:
         for made in node.outputs:
-            name = next(out for out in self.output_names if made in (f"{out}.grad", f"{out}.grad.1"))
-            grad = self.brought.pop(name, None)
-            self.store[made] = torch.zeros_like(self._value(name)) if grad is None else grad
+            grad = self.brought.pop(_of_gradient(made), None)
+            if grad is not None:
+                self.store[made] = grad
 
     def _run_backward(self, node: Node) -> None:
         of = str(node.attrs["of"])
-        forward, tape = self.engine.graph.node[of], self.tapes[of]
         slots = {slot.arg: slot.value for slot in node.inputs}
-        grad = self.store[slots["grad"]] if "grad" in slots else torch.ones_like(self._value(forward.outputs[0]))
-        for at in range(len(tape.own)):
-            self.moves.wait(f"{of}.saved.{at}")
-        found = tape.backward(grad, self._value)
-        if f"{of}.saved" not in self.engine.graph.value:
-            del self.tapes[of]
-        made = {_of_gradient(name): name for name in node.outputs}
-        for name, tensor in found.items():
-            if name in made:
-                self._add(made.pop(name), slots.get(f"sum.{name}"), tensor, grad)
-
-    def _add(self, made: str, before: str | None, tensor: Tensor, incoming: Tensor) -> None:
-        alias = self.engine.graph.value[made].alias
-        if before is not None:
-            old = self.store[before]
-            self.store[made] = old.add_(tensor) if alias is not None else old + tensor
-        elif alias is None and (memory_of(tensor) == memory_of(incoming) or not fills(tensor)):
-            self.store[made] = tensor.clone()
+        self.moves.wait(f"{of}.saved")
+        if "grad" in slots:
+            grad = self.store.get(slots["grad"])
         else:
+            grad = torch.ones_like(self._value(self.engine.graph.node[of].outputs[0]))
+        # Without a gradient nothing of what this node leads to is in the loss: what it adds is not zero, it is nothing.
+        found = self.tapes[of].backward(grad, partial(self._read, of)) if grad is not None else {}
+        if f"{of}.saved" not in self.engine.hidden:
+            del self.tapes[of]
+        for made in node.outputs:
+            name = _of_gradient(made)
+            self._add(made, slots.get(f"sum.{name}"), found.pop(name, None), grad)
+
+    def _add(self, made: str, before: str | None, tensor: Tensor | None, incoming: Tensor | None) -> None:
+        """One more gradient, or none, of a value. Sums in place are only of memory that nobody else reads."""
+        alias = self.engine.graph.value[made].alias
+        old = self.store.get(before) if before is not None else None
+        if tensor is None:
+            if old is not None:
+                self.store[made] = old if alias is not None else old.clone()
+        elif old is not None:
+            self.store[made] = old.add_(tensor) if alias is not None else old + tensor
+        elif alias is not None and before is None:
             self.store[made] = tensor
+        else:
+            shared = incoming is not None and memory_of(tensor) == memory_of(incoming)
+            self.store[made] = tensor.clone() if shared or not fills(tensor) else tensor
 
     def _seed(self, node: Node) -> int:
         return seed_of(self.seed, node.name)
@@ -268,11 +279,6 @@ class StepSession:
         if self.autocast is None:
             return torch.autocast(self.device.type, enabled=False)
         return torch.autocast(self.device.type, self.autocast)
-
-
-def hidden_of(value: str) -> str | None:
-    """The node whose hidden memory a value is."""
-    return value.removesuffix(".saved") if value.endswith(".saved") else None
 
 
 def _of_gradient(name: str) -> str:

@@ -7,6 +7,7 @@ outputs are views and which gradients share memory. So an operator needs no hand
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -130,14 +131,17 @@ class _Trace:
     # -- backward ------------------------------------------------------------------------------------------------------
 
     def seed(self, brought: bool) -> None:
-        made = []
-        for name in dict.fromkeys(name for name in self.graph.outputs if name in self.needs):
+        made, several = [], 0
+        for name, times in Counter(name for name in self.graph.outputs if name in self.needs).items():
             grad = torch.empty_like(self.tensors[name])
             if brought or name not in self.graph.producer or self.graph.consumers[name]:
                 made.append(self._add(name, grad, None)[0])
                 self.grads[name].shared = True  # it is the caller's
+                several += times * self.graph.type(name).bytes if times > 1 else 0  # the caller's, beside their sum
             else:
                 self.grads[name] = _Gradient("", grad, True)
+        if several:
+            made.append(self._bytes_value(f"{SEED}.work", several, Kind.GRADIENT))
         self.kept += made
         if made:
             self.nodes.append(Node(SEED, SEED, (), tuple(made), phase=Phase.BACKWARD))

@@ -6,6 +6,7 @@ Rule L3  Resident values (inputs, parameters and their gradients, buffers, const
 Rule L4  An alias lives in its root's memory: the root is freed when no alias is read any more.
 Rule L5  What is fetched is on the host, as it was when last written; fetching gives up the copy there.
 Rule L6  What is handed over at the end is never freed or moved once it is made: somebody else may hold it by then.
+Rule L7  Everything else is freed: before it is made again, and before the end.
 """
 
 from __future__ import annotations
@@ -119,6 +120,9 @@ def check_steps(schedule: StepList) -> None:
                 for name in memory.reads(node):
                     if name not in on_device:
                         raise _fail("L1", at, f"'{node}' reads '{name}', which is not on the device")
+                for name in memory.writes(node):
+                    if name in on_device and name not in memory.kept:
+                        raise _fail("L7", at, f"'{node}' makes '{name}', which is on the device already")
                 on_device.update(memory.writes(node))
                 on_host.difference_update(memory.writes(node), memory.lived_in(node))
             case Free(value=value) | Offload(value=value):
@@ -135,6 +139,8 @@ def check_steps(schedule: StepList) -> None:
                 on_device.add(value)
                 on_host.discard(value)
     _check_order(graph, schedule.runs)
+    for name in sorted(on_device - memory.kept):
+        raise _fail("L7", len(schedule.steps), f"'{name}' is never freed")
 
 
 def _check_order(graph: Graph, runs: Sequence[str]) -> None:

@@ -60,7 +60,7 @@ class Candidate:
             "detail": self.detail,
             "peak_bytes": self.peak_bytes,
             "time_s": self.time_s,
-            "extra_time": self.time_s / plain_s - 1,
+            "extra_time": self.time_s / plain_s - 1 if plain_s else 0.0,
             "host_bytes": self.host_bytes,
             "offset_bytes": self.offset_bytes if offsets else None,
             "gap": self.schedule.gap if isinstance(self.schedule, StepList) else None,

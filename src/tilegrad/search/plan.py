@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import BudgetError, GridError, InputError
 from ..ir import Graph, Phase
-from ..planners import Effort, plan_offload, plan_recompute
 from ..planners.evict import smallest_peak
+from ..planners.offload import least_by_copies
 from ..planners.problem import make_problem
+from ..planners.segments import best_segments
 from ..schedule import Storage
-from ..schedule.step_list import Memory
 from ..sim.machine import Machine
 from ..units import format_bytes
 from .candidates import PLANNERS, Candidate, Steps, fastest
@@ -34,7 +34,10 @@ class Slack:
 
     def around(self, peak: int) -> int:
         """The least budget that a peak fits in."""
-        return peak if peak <= self.outside else int(self.outside + (peak - self.outside) / (1 - self.share)) + 1
+        budget = peak if peak <= self.outside else int(self.outside + (peak - self.outside) / (1 - self.share))
+        while self.inside(budget) < peak:  # what was rounded away
+            budget += 1
+        return budget
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ def plan_step(
     if chosen is None and plain.peak_bytes <= asked_budget and "keep" in asked:
         chosen = plain  # it is what it is: nothing to leave free for
     if chosen is None:
-        raise _nothing_fits(asked_budget, found, steps, tried, slack)
+        raise _nothing_fits(asked_budget, found, steps, tried, slack, asked)
     graph = steps.graph if steps is not None else tiles.graph if tiles is not None else plain.schedule.graph
     machine = steps.machine if steps is not None else tiles.machine if tiles is not None else None
     assert machine is not None
@@ -148,17 +151,23 @@ def tile_candidate(fit: Fit, tiles: Search) -> Candidate:
 
 
 def _nothing_fits(
-    budget: int, found: Sequence[Candidate], steps: Steps | None, tried: Sequence[Fit], slack: Slack
+    budget: int,
+    found: Sequence[Candidate],
+    steps: Steps | None,
+    tried: Sequence[Fit],
+    slack: Slack,
+    asked: Sequence[str],
 ) -> BudgetError:
     """The smallest feasible budget, and what stands in the way of less."""
-    options = [(c.peak_bytes, _why(c)) for c in found]
-    options += [(f.prediction.total_bytes, f"{f.prediction.worst}, {f.prediction.worst_node}") for f in tried]
+    plain_too = tuple(asked) != ("tile",)  # every other planner may also just keep everything
+    options = [(c.peak_bytes, _why(c)) for c in found if c.planner in asked or (c.planner == "keep" and plain_too)]
+    options += [
+        (f.prediction.total_bytes, f"{f.prediction.worst}, {f.prediction.worst_node}".strip(", ")) for f in tried
+    ]
     if steps is not None:
-        problem = make_problem(steps.graph, steps.seconds)
-        low = smallest_peak(problem)
-        worst = max(range(len(low.costs)), key=lambda s: low.costs[s].peak)
-        options.append((low.peak, f"recompute alone, before {problem.backward[worst]}"))
-        options += _least_by_copies(steps, low.peak)
+        options += _least_of_steps(steps, asked)
+    if not options:
+        return BudgetError(f"the planner '{asked[0]}' has no plan for this network", hint='planner="auto"')
     least, where = min(options)
     least = slack.around(least)
     return BudgetError(
@@ -168,19 +177,18 @@ def _nothing_fits(
     )
 
 
-def _least_by_copies(steps: Steps, above: int) -> list[tuple[int, str]]:
-    """With copies to the host nothing stands in the way but the node that touches most at once."""
-    memory = Memory(steps.graph)
-    touched = {
-        n.name: {*memory.reads(n.name), *memory.writes(n.name), *memory.lived_in(n.name)} for n in steps.graph.nodes
-    }
-    sizes = {name: memory.resident_bytes + sum(memory.bytes[v] for v in values) for name, values in touched.items()}
-    worst = max(sizes, key=sizes.__getitem__)
-    base = plan_recompute(steps.graph, steps.seconds, above, Effort(exact_s=0.0))
-    found = plan_offload(steps.graph, steps.seconds, steps.machine, sizes[worst], base) if base is not None else None
-    return (
-        [(sizes[worst], f"{steps.graph.node[worst].describe()} touches as much at once")] if found is not None else []
-    )
+def _least_of_steps(steps: Steps, asked: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """The smallest peaks of planners of whole nodes. Each finds its own again when it is the budget."""
+    problem = make_problem(steps.graph, steps.seconds)
+    if "segments" in asked and problem.backward:
+        yield best_segments(problem, 0, steps.effort.heuristic_s).peak, "segments of the forward pass"
+    if "recompute" in asked and problem.backward:
+        low = smallest_peak(problem)
+        worst = max(range(len(low.costs)), key=lambda s: low.costs[s].peak)
+        yield low.peak, f"recompute alone, before {problem.backward[worst]}"
+    if "offload" in asked and steps.hosted and steps.graph.nodes:
+        least, node = least_by_copies(steps.graph)
+        yield least, f"copies alone, at {steps.graph.node[node].describe()}"
 
 
 def _why(candidate: Candidate) -> str:

@@ -28,21 +28,22 @@ class Time:
 def measure_time(schedule: StepList, seconds: Mapping[str, float], machine: Machine) -> Time:
     """`seconds`: of every node."""
     now = out_free = in_free = compute = stall = 0.0
-    copied: dict[str, float] = {}  # value -> when its last copy is done
+    gone: dict[str, float] = {}  # value -> when its copy to the host is done
+    there: dict[str, float] = {}  # value -> when its copy from the host is done
     sizes, memory = schedule.memory.bytes, schedule.memory
     moved, starts = 0, list[float]()
     for step in schedule.steps:
         wait = 0.0
         match step:
             case Run(node=node):
-                wait = max((copied.get(name, 0.0) for name in memory.reads(node)), default=0.0)
+                wait = max((there.get(name, 0.0) for name in memory.reads(node)), default=0.0)
             case Free(value=value):
-                wait = copied.pop(value, 0.0)
+                wait = max(gone.pop(value, 0.0), there.pop(value, 0.0))
             case Offload(value=value):
-                out_free = copied[value] = max(now, out_free) + sizes[value] / machine.to_host_per_s
+                out_free = gone[value] = max(now, out_free) + sizes[value] / machine.to_host_per_s
                 moved += sizes[value]
             case Fetch(value=value):
-                in_free = copied[value] = max(now, in_free) + sizes[value] / machine.from_host_per_s
+                in_free = there[value] = max(now, in_free) + sizes[value] / machine.from_host_per_s
                 moved += sizes[value]
         stall += max(0.0, wait - now)
         now = max(now, wait)

@@ -1,0 +1,97 @@
+"""Offload: the peak is kept whatever the link does, every value is back before it is read, and no copy is for nothing."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from step_player import Player
+from tilegrad.ir import Graph
+from tilegrad.planners import Effort, plan_keep, plan_offload, plan_recompute
+from tilegrad.planners.offload import least_by_copies
+from tilegrad.schedule.step_list import StepList, check_steps
+from tilegrad.schedule.steps import Fetch, Free, Offload, Run
+from tilegrad.sim.clock import measure_time
+from tilegrad.sim.machine import Machine
+from tilegrad.sim.memory import measure_memory
+from training_graphs import chain_graph, largest_working_set, node_times, some, training_graphs
+
+UNIT = 1 << 16  # bytes: worth a copy
+LINK = Machine("link", 1e12, 1e12, to_host_per_s=UNIT, from_host_per_s=UNIT / 2, device_bytes=None, host_bytes=None)
+
+
+def check_fits(schedule: StepList, budget: int) -> None:
+    """Legal, inside the budget by the naive simulator, which also finds what is read before it is back."""
+    check_steps(schedule)
+    assert Player(schedule.graph).play(schedule).peak_bytes == measure_memory(schedule).peak_bytes <= budget
+
+
+@some(80)
+@given(training_graphs(unit=UNIT), st.floats(0, 1))
+def test_copies_alone(graph: Graph, share: float) -> None:
+    plain, (least, _) = measure_memory(plan_keep(graph)).peak_bytes, least_by_copies(graph)
+    assert largest_working_set(graph) <= least <= plain
+    budget = int(least + share * (plain - least))
+    found = plan_offload(graph, node_times(graph), LINK, budget)
+    assert found is not None and found.runs == plan_keep(graph).runs
+    check_fits(found, budget)
+    assert plan_offload(graph, node_times(graph), LINK, least - 1) is None
+
+
+@some(60)
+@given(training_graphs(unit=UNIT), st.floats(0, 1), st.floats(0, 1))
+def test_copies_after_recompute(graph: Graph, loose: float, share: float) -> None:
+    seconds, plain = node_times(graph), measure_memory(plan_keep(graph)).peak_bytes
+    least = largest_working_set(graph)
+    base = plan_recompute(graph, seconds, int(least + loose * (plain - least)), Effort(0.2, 0.0)) or plan_keep(graph)
+    budget = int(least + share * (measure_memory(base).peak_bytes - least))
+    found = plan_offload(graph, seconds, LINK, budget, base)
+    if found is not None:
+        assert (found.planner, found.runs, found.gap) == ("offload", base.runs, None)
+        check_fits(found, budget)
+
+
+@some(60)
+@given(training_graphs(unit=UNIT))
+def test_each_value_goes_out_is_freed_and_comes_back(graph: Graph) -> None:
+    found = plan_offload(graph, node_times(graph), LINK, least_by_copies(graph)[0])
+    assert found is not None
+    for value in {step.value for step in found.steps if isinstance(step, Offload)}:
+        kinds = [type(s) for s in found.steps if not isinstance(s, Run) and s.value == value]
+        times = kinds.count(Offload)
+        assert kinds == [Offload, Free, Fetch] * times + [Free]
+        assert graph.type(value).bytes >= UNIT  # smaller ones are not worth it
+
+
+def test_a_budget_that_plain_fits_needs_no_copies() -> None:
+    graph = chain_graph([UNIT] * 4)
+    found = plan_offload(graph, node_times(graph), LINK, measure_memory(plan_keep(graph)).peak_bytes)
+    assert found is not None and found.steps == plan_keep(graph).steps
+
+
+def test_one_copy_by_hand() -> None:
+    """The first value waits longest: it goes right after f1 has read it, and is back when b2 has made room."""
+    graph = chain_graph([UNIT] * 4)
+    found = plan_offload(graph, node_times(graph), LINK, 1 + 4 * UNIT)
+    assert found is not None
+    check_fits(found, 1 + 4 * UNIT)
+    assert [s for s in found.steps if isinstance(s, Offload)] == [Offload("v0")]
+    assert found.steps[:3] == (Run("f0"), Run("f1"), Offload("v0"))
+    order = list(found.steps)
+    assert order.index(Run("f3")) < order.index(Free("v0")) < order.index(Run("b3")) < order.index(Fetch("v0"))
+    time = measure_time(found, node_times(graph), LINK)
+    assert (time.total_s, time.stall_s, time.host_bytes) == (8, 0, 2 * UNIT)  # out in 1 s, back in 2 s, beside nodes
+
+
+@pytest.mark.parametrize("handed", [False, True])
+def test_what_is_handed_over_does_not_leave(handed: bool) -> None:
+    """The last value is read by the first backward node only; v0 is idle longest."""
+    graph = chain_graph([UNIT] * 5, handed=handed)
+    least, node = least_by_copies(graph)
+    # while b3 runs: v3, g3, g2, and the last value where it must stay
+    assert (least, node) == (1 + (4 if handed else 3) * UNIT, "b3" if handed else least_by_copies(graph)[1])
+    found = plan_offload(graph, node_times(graph), LINK, least)
+    assert found is not None
+    check_fits(found, least)
+    assert "v4" not in {step.value for step in found.steps if isinstance(step, Offload)}

@@ -1,0 +1,195 @@
+"""Recompute: as good as brute force on tiny graphs, honest about solvers that are missing or stopped."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from keep_sets import KeepSets
+from step_player import Player
+from tilegrad.ir import Graph, Phase
+from tilegrad.planners import Effort, plan_keep, plan_recompute
+from tilegrad.planners.evict import smallest_peak
+from tilegrad.planners.problem import make_problem
+from tilegrad.planners.program import Program, Solved
+from tilegrad.planners.recompute import solve_recompute
+from tilegrad.schedule.step_list import StepList, check_steps
+from tilegrad.sim.memory import measure_memory
+from training_graphs import chain_graph, node_times, seeded_graph, some, training_graphs
+
+HEURISTIC, EXACT = Effort(0.5, 0.0), Effort(0.5, 20.0, gap=1e-6)
+
+
+def extra(schedule: StepList | None, seconds: Mapping[str, float]) -> float | None:
+    """Seconds of what runs again."""
+    return None if schedule is None else sum(seconds[node] for node in schedule.runs) - sum(seconds.values())
+
+
+def check_fits(schedule: StepList | None, budget: int) -> None:
+    if schedule is not None:
+        check_steps(schedule)
+        assert Player(schedule.graph).play(schedule).peak_bytes <= budget
+
+
+def check_against_brute_force(graph: Graph, share: float) -> None:
+    seconds = node_times(graph)
+    brute = KeepSets(graph, seconds)
+    least, plain = brute.least_peak(), measure_memory(plan_keep(graph)).peak_bytes
+    assert least <= smallest_peak(make_problem(graph, seconds)).peak
+    for budget in {least - 1, least, int(least + share * (plain - least))}:
+        best = brute.least_seconds(budget)
+        exact = plan_recompute(graph, seconds, budget, EXACT)
+        check_fits(exact, budget)
+        assert extra(exact, seconds) == best
+        quick = plan_recompute(graph, seconds, budget, HEURISTIC)
+        check_fits(quick, budget)
+        assert quick is None or (best is not None and extra(quick, seconds) >= best)
+
+
+@some(60)
+@given(training_graphs(most=6, values=5), st.floats(0, 1))
+@example(seeded_graph(12, 6, 1, 5), 0.5)
+def test_the_optimum_is_that_of_brute_force(graph: Graph, share: float) -> None:
+    check_against_brute_force(graph, share)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@some(3000, derandomize=False)
+@given(training_graphs(most=7, values=6), st.floats(0, 1))
+def test_the_optimum_of_thousands_is_that_of_brute_force(graph: Graph, share: float) -> None:
+    check_against_brute_force(graph, share)
+
+
+@some(40)
+@given(training_graphs(most=6, values=5, unit=10**7), st.floats(0, 1))
+def test_bytes_beside_megabytes(graph: Graph, share: float) -> None:
+    """A solver's rounding hides a few bytes in a hundred million. They cost at most what those bytes less would."""
+    seconds, rounding = node_times(graph), 100
+    brute = KeepSets(graph, seconds)
+    least, plain = brute.least_peak(), measure_memory(plan_keep(graph)).peak_bytes
+    for budget in {least + rounding, int(least + rounding + share * (plain - least)), plain - 1, plain - 3}:
+        found = plan_recompute(graph, seconds, budget, EXACT)
+        check_fits(found, budget)
+        worse = brute.least_seconds(budget - rounding)
+        if worse is not None:
+            assert found is not None and brute.least_seconds(budget) <= extra(found, seconds) <= worse
+
+
+@some(60)
+@given(training_graphs(most=8), st.floats(0, 1))
+def test_planners_count_no_less_than_the_simulator(graph: Graph, share: float) -> None:
+    problem = make_problem(graph, node_times(graph))
+    low, plain = smallest_peak(problem).peak, measure_memory(plan_keep(graph)).peak_bytes
+    budget = int(low + share * (plain - low))
+    found = solve_recompute(problem, budget, HEURISTIC)
+    assert found is not None and found.gap is not None and found.gap >= 0
+    schedule = plan_recompute(graph, node_times(graph), budget, HEURISTIC)
+    assert measure_memory(schedule).peak_bytes <= found.solution.peak <= budget
+
+
+def test_the_smallest_peak_is_a_budget_that_can_be_met() -> None:
+    for seed in range(40):
+        graph = seeded_graph(seed, 8)
+        least = smallest_peak(make_problem(graph, node_times(graph))).peak
+        check_fits(found := plan_recompute(graph, node_times(graph), least, HEURISTIC), least)
+        assert found is not None
+
+
+def test_a_chain_by_hand() -> None:
+    """Four values of 10 bytes. Forward, each is there with the one before; backward each is with its gradient and the
+    next: keeping all takes 1 + 40 + 10; with 10 less, one value runs again."""
+    graph = chain_graph([10] * 4)
+    seconds = node_times(graph)
+    assert measure_memory(plan_keep(graph)).peak_bytes == 51
+    found = plan_recompute(graph, seconds, 41, EXACT)
+    check_fits(found, 41)
+    assert extra(found, seconds) == 1.0
+    assert plan_recompute(graph, seconds, 51, EXACT).runs == plan_keep(graph).runs
+
+
+def test_what_is_handed_over_is_counted_to_the_end() -> None:
+    """The last value, 100 bytes, is there all the time: it bounds every plan, though no late node reads it."""
+    graph = chain_graph([10, 10, 10, 100], handed=True)
+    seconds = node_times(graph)
+    brute = KeepSets(graph, seconds)
+    for budget in range(brute.least_peak() - 1, 150, 3):
+        assert extra(plan_recompute(graph, seconds, budget, EXACT), seconds) == brute.least_seconds(budget)
+
+
+@pytest.mark.parametrize("effort", [HEURISTIC, EXACT])
+def test_a_graph_that_takes_no_time(effort: Effort) -> None:
+    graph = chain_graph([10] * 6, time_s=0.0)
+    found = plan_recompute(graph, node_times(graph), 50, effort)
+    check_fits(found, 50)
+    assert found is not None
+
+
+@pytest.mark.parametrize("budget", [0, 1, 10])
+def test_budgets_below_all_reason(budget: int) -> None:
+    graph = chain_graph([100] * 3)
+    assert plan_recompute(graph, node_times(graph), budget, EXACT) is None
+
+
+def test_nothing_runs_again_where_there_is_no_backward_pass() -> None:
+    graph = chain_graph([10] * 3)
+    forward = Graph(graph.values[:4], tuple(n for n in graph.nodes if n.phase is Phase.FORWARD))
+    assert plan_recompute(forward, node_times(graph), 10**9, EXACT) is None
+
+
+# -- solvers -----------------------------------------------------------------------------------------------------------
+
+
+def hard_graph() -> tuple[Graph, int]:
+    """Where the heuristic's plan is not proved to be the best."""
+    graph = chain_graph([10, 70, 30, 90, 20, 60, 40, 80, 50, 10, 70, 30, 90, 20])
+    nodes = tuple(replace(n, time_s=1.0 + at % 5) for at, n in enumerate(graph.nodes))
+    return replace(graph, nodes=nodes), 380
+
+
+def test_without_a_solver_the_heuristic_plans_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "highspy", None)  # importing it raises ImportError
+    graph, budget = hard_graph()
+    found = plan_recompute(graph, node_times(graph), budget, EXACT)
+    check_fits(found, budget)
+    assert found is not None
+    assert found.notes == ("the recompute planner needs the solver highspy: this is the heuristic's plan",)
+    assert plan_recompute(graph, node_times(graph), 100, EXACT) is None
+
+
+def test_a_solver_stopped_by_the_clock_leaves_the_best_plan_so_far() -> None:
+    graph, budget = hard_graph()
+    stopped = plan_recompute(graph, node_times(graph), budget, Effort(0.5, exact_s=1e-6, gap=0.0))
+    check_fits(stopped, budget)
+    assert stopped is not None and stopped.gap is not None and stopped.gap > 0
+    assert stopped.notes == ("the solver was stopped after 0 s: this is the best plan found",)
+    exact = plan_recompute(graph, node_times(graph), budget, EXACT)
+    assert exact is not None and exact.notes == ()
+    assert extra(exact, node_times(graph)) <= extra(stopped, node_times(graph))
+
+
+def test_a_relaxation_stopped_by_the_clock_does_not_stop_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Program, "relax", lambda self, seconds: Solved("Time limit reached", None, 0.0))
+    graph, budget = hard_graph()
+    found = plan_recompute(graph, node_times(graph), budget, EXACT)
+    monkeypatch.undo()
+    assert extra(found, node_times(graph)) == extra(
+        plan_recompute(graph, node_times(graph), budget, EXACT), node_times(graph)
+    )
+
+
+def test_a_solvers_answer_that_does_not_fit_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def keep_everything(self: Program, seconds: float, gap: float, start: object) -> Solved:
+        return Solved("Optimal", np.ones(len(self.cost)), 0.0)
+
+    monkeypatch.setattr(Program, "solve", keep_everything)
+    graph, budget = hard_graph()
+    found = plan_recompute(graph, node_times(graph), budget, EXACT)
+    check_fits(found, budget)
+    assert found is not None and extra(found, node_times(graph)) > 0
