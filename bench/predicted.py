@@ -1,4 +1,4 @@
-"""Predicted against measured peaks: every reference network at three budgets, and the replayed U-Net, plain and at four.
+"""Predicted against measured peaks: all reference networks at three budgets, the replayed U-Net plain and at four.
 
 python bench/predicted.py                       all, as a table for the docs
 python bench/predicted.py --only resnet18,replay --out results.json
@@ -68,11 +68,9 @@ def main() -> int:
         for row in _replay(args) if name == "replay" else _network(name, args):
             rows.append(row)
             over = "" if row.measured_bytes <= row.budget_bytes else " OVER"
-            print(
-                f"| {row.network} | {format_bytes(row.budget_bytes)} | {row.plan} | {format_bytes(row.predicted_bytes)} "
-                f"| {format_bytes(row.measured_bytes)}{over} | {row.ratio:.3f} | {row.step_s / row.plain_s:.2f} |",
-                flush=True,
-            )
+            budget, predicted, measured = map(format_bytes, (row.budget_bytes, row.predicted_bytes, row.measured_bytes))
+            times = f"{row.ratio:.3f} | {row.step_s / row.plain_s:.2f}"
+            print(f"| {row.network} | {budget} | {row.plan} | {predicted} | {measured}{over} | {times} |", flush=True)
     if args.out:
         Path(args.out).write_text(json.dumps([asdict(row) for row in rows], indent=1))
     return 0 if all(0.95 <= r.ratio <= 1.05 and r.measured_bytes <= r.budget_bytes for r in rows) else 1
@@ -131,7 +129,15 @@ def _replay(args: argparse.Namespace) -> Iterator[Row]:
         for name, grad in plain.grads.items():
             if not (torch.equal if exact else torch.allclose)(found.grads[name], grad):
                 raise AssertionError(f"the gradient of {name} differs under {chosen.planner}")
-        yield Row(f"replay {args.batch}x{args.image}²", budget, chosen.planner, chosen.peak_bytes, found.peak_bytes, plain_s, seconds)
+        yield Row(
+            f"replay {args.batch}x{args.image}²",
+            budget,
+            chosen.planner,
+            chosen.peak_bytes,
+            found.peak_bytes,
+            plain_s,
+            seconds,
+        )
 
 
 def _seconds(step: Callable[[], Any]) -> float:

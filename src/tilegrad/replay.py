@@ -6,7 +6,7 @@ forward nodes on tensors without data, crops keep their margins, and labels take
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -24,7 +24,7 @@ from .runtime.engine import seed_of
 from .runtime.step_session import StepEngine, StepSession
 from .runtime.training import training_graph
 from .schedule import Schedule
-from .schedule.step_list import StepList, list_steps
+from .schedule.step_list import StepList, check_steps, graph_memory, list_steps
 from .schedule.steps import Fetch, Free, Offload, Run, WholeStep
 from .search import forward_part
 
@@ -42,13 +42,16 @@ def replay(
     seed: int = 0,
 ) -> Replay:
     """Make a graph executable. `batch`, `image`: other than those recorded; `image` is the length of its sides."""
+    for what, count in (("batch", batch), ("image", image)):
+        if count is not None and count < 1:
+            raise ModelError(f"a {what} of {count}", hint="at least 1, or none for the recorded one")
     forward = _reshape(forward_part(graph), batch, image, str(dtype).removeprefix("torch."))
     return Replay(forward, torch.device(device), seed)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One step: its outputs, the gradient of every parameter, and the most bytes that were alive (all included)."""
+    """One step: its outputs, the gradient of every parameter they depend on, and the most bytes alive, all included."""
 
     outputs: list[Tensor]
     grads: dict[str, Tensor]
@@ -98,8 +101,9 @@ class Replay:
                 )
             outputs = [values[name] for name in self.forward.outputs]
             del values
-            grads = torch.autograd.grad([o.sum() for o in outputs], [self.tensors[n] for n in self.graded])
-            found = dict(zip(self.graded, grads, strict=True))
+            leaves = [self.tensors[name] for name in self.graded]
+            grads = torch.autograd.grad([o.sum() for o in outputs], leaves, allow_unused=True)
+            found = {name: grad for name, grad in zip(self.graded, grads, strict=True) if grad is not None}
             outputs = [o.detach() for o in outputs]
         return Outcome(outputs, found, peak.bytes + self.outside_bytes)
 
@@ -115,7 +119,7 @@ class Replay:
             outputs, _ = session.forward()
             found = session.backward([torch.ones_like(o) for o in outputs])
             del session
-        grads = {name: found[name] for name in self.graded}
+        grads = {name: found[name] for name in self.graded if name in found}
         return Outcome(outputs, grads, peak.bytes + self.outside_bytes)
 
     @property
@@ -130,20 +134,62 @@ class Replay:
         unknown = [name for name in schedule.runs if name not in self.graph.node]
         if unknown:
             raise ModelError(f"the plan runs '{unknown[0]}', which this graph does not have")
-        moves: dict[int, list[WholeStep]] = {}
-        away: set[str] = set()
-        at = 0
-        for step in schedule.steps:
-            if isinstance(step, Run):
+        missing = [name for name in self.graph.node if name not in set(schedule.runs)]
+        if missing:
+            raise ModelError(f"the plan does not run '{missing[0]}', which this graph has")
+        runs, moves = schedule.runs, dict[int, list[WholeStep]]()
+        copies = _idle_copies(self.graph, runs, list(_copies(schedule)))
+        for copy in copies:
+            moves.setdefault(copy.out, []).append(Offload(copy.value))
+        for copy in copies:
+            moves.setdefault(copy.gone, []).append(Free(copy.value))
+        for copy in copies:
+            moves.setdefault(copy.back, []).append(Fetch(copy.value))
+        adapted = StepList(self.graph, schedule.planner, tuple(list_steps(self.graph, runs, moves)))
+        check_steps(adapted)
+        return adapted
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """A value, and the numbers of the runs before which it is copied out, freed and fetched."""
+
+    value: str
+    out: int
+    gone: int
+    back: int
+
+
+def _copies(schedule: StepList) -> Iterator[_Copy]:
+    at, out, gone = 0, dict[str, int](), dict[str, int]()
+    for step in schedule.steps:
+        match step:
+            case Run():
                 at += 1
-            elif step.value in self.graph.value and self.graph.value[step.value].alias is None:
-                if isinstance(step, Offload):
-                    away.add(step.value)
-                if not isinstance(step, Free) or step.value in away:
-                    moves.setdefault(at, []).append(step)
-                if isinstance(step, Free | Fetch):
-                    away.discard(step.value)
-        return StepList(self.graph, schedule.planner, tuple(list_steps(self.graph, schedule.runs, moves)))
+            case Offload(value=value):
+                out[value] = at
+            case Free(value=value):
+                gone[value] = at
+            case Fetch(value=value):
+                yield _Copy(value, out[value], gone[value], at)
+
+
+def _idle_copies(graph: Graph, runs: Sequence[str], copies: Sequence[_Copy]) -> list[_Copy]:
+    """Those of a value that is made before it is copied out, not used until it is fetched, and used again then."""
+    memory = graph_memory(graph)
+    uses: dict[str, list[tuple[int, bool]]] = {}  # run, and whether it makes the value
+    for at, node in enumerate(runs):
+        for name in dict.fromkeys([*memory.reads(node), *memory.lived_in(node)]):
+            uses.setdefault(name, []).append((at, False))
+        for name in memory.writes(node):
+            uses.setdefault(name, []).append((at, True))
+    found = []
+    for copy in copies:
+        life = uses.get(copy.value, []) if copy.value not in memory.kept else []
+        after = [use for use in life if use[0] >= copy.out]
+        if len(after) < len(life) and after and after[0][0] >= copy.back and not after[0][1]:
+            found.append(copy)
+    return found
 
 
 def _fill(value: Value, graph: Graph, generator: torch.Generator) -> Tensor:

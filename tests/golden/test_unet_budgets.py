@@ -1,22 +1,35 @@
-"""The U-Net of a Chainer dump under budgets: the published peaks to the byte, the optima to the tenth of a point."""
+"""The U-Net of a Chainer dump under budgets: the published peaks to the byte, the optima to a twentieth of a point.
+
+What was published has three or four digits: 0.0005 is half a unit of the last.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from step_player import Player
+from tilegrad.bounds import image_axes, lower_graph
+from tilegrad.errors import BudgetError
 from tilegrad.importers import load
-from tilegrad.ir import Graph, Kind
-from tilegrad.planners import Effort, plan_offload, plan_recompute, plan_segments, plan_sqrt
-from tilegrad.search import Candidate, Steps, sweep
+from tilegrad.ir import Graph, Kind, Phase
+from tilegrad.planners import Effort, make_problem, plan_offload, plan_recompute, plan_segments, plan_sqrt
+from tilegrad.planners.offload import least_by_copies
+from tilegrad.planners.segments import sqrt_cuts
+from tilegrad.schedule import Storage
+from tilegrad.search import Candidate, Search, Steps, forward_part, plan_step, sweep
 from tilegrad.sim.cost import node_cost
 from tilegrad.sim.machine import PRESETS
+from training_graphs import largest_working_set
 
 DATA = Path(__file__).parents[1] / "data" / "unet_chainer.txt"
 V100 = PRESETS["v100"]
-PLAIN, SQRT, LEAST, WORKING_SET = 7_448_949_264, 4_219_539_984, 2_538_992_144, 2_463_814_160
+PLAIN, SQRT, BEST_SEGMENTS = 7_448_949_264, 4_219_539_984, 3_362_492_944
+LEAST, WORKING_SET = 2_538_992_144, 2_463_814_160
 OPTIMA = {
     6_000_000_000: 0.0100,
     5_000_000_000: 0.0230,
@@ -50,6 +63,7 @@ def recomputed(budget: int, exact_s: float) -> Candidate:
 
 def test_the_plain_step() -> None:
     keep = steps().keep
+    assert [sum(n.phase is phase for n in unet().nodes) for phase in Phase] == [60, 60, 0]
     assert keep.peak_bytes == PLAIN
     assert keep.memory is not None and keep.memory.resident_bytes == 264_090_128
     costs = [node_cost(unet(), node) for node in unet().nodes]
@@ -63,10 +77,12 @@ def test_the_plain_step() -> None:
 
 def test_segments() -> None:
     sqrt = steps().judge(plan_sqrt(unet(), steps().seconds), "")
+    assert sqrt_cuts(make_problem(unet(), steps().seconds)) == (8, 15, 22, 30, 38, 45, 52)
     assert (sqrt.peak_bytes, round(extra(sqrt), 3)) == (SQRT, 0.22)
-    best = plan_segments(unet(), steps().seconds, 3_500_000_000)
+    best = plan_segments(unet(), steps().seconds, BEST_SEGMENTS)
     assert best is not None
-    assert extra(steps().judge(best, "")) < 0.27
+    assert steps().judge(best, "").peak_bytes <= BEST_SEGMENTS
+    assert extra(steps().judge(best, "")) <= 0.261
 
 
 @pytest.mark.parametrize("budget", OPTIMA)
@@ -80,23 +96,50 @@ def test_the_heuristic_is_near(budget: int) -> None:
 def test_the_optimum(budget: int) -> None:
     found = recomputed(budget, 60.0)
     assert found.peak_bytes <= budget
-    assert extra(found) == pytest.approx(OPTIMA[budget], abs=0.0015)
+    assert extra(found) == pytest.approx(OPTIMA[budget], abs=0.0005)
+    assert found.notes == ()
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("budget", [3_500_000_000, 3_000_000_000])
 def test_the_optimum_of_tight_budgets(budget: int) -> None:
-    found = recomputed(budget, 170.0)
+    found = recomputed(budget, 500.0)
     assert found.peak_bytes <= budget
-    assert extra(found) == pytest.approx(OPTIMA[budget], abs=0.005)
+    assert extra(found) == pytest.approx(OPTIMA[budget], abs=0.0015)  # both solvers stop at a gap of 0.1 %
 
 
 def test_the_least_by_recompute() -> None:
     assert recomputed(LEAST, 0.0).peak_bytes == LEAST
-    assert plan_recompute(unet(), steps().seconds, 2_538_900_000, QUICK) is None
+    for effort in (QUICK, Effort()):
+        assert plan_recompute(unet(), steps().seconds, 2_538_900_000, effort) is None
+    with pytest.raises(BudgetError, match=rf"the smallest plan found needs 2.36GiB \({LEAST} bytes\)"):
+        plan_step(steps(), None, 10**9, planner="recompute")
+
+
+@pytest.mark.slow
+def test_the_least_in_the_least_time() -> None:
+    assert extra(recomputed(LEAST, 500.0)) == pytest.approx(0.666, abs=0.0015)
+
+
+def test_a_stopped_solver_says_so() -> None:
+    found = recomputed(3_000_000_000, 0.2)
+    assert found.peak_bytes <= 3_000_000_000
+    (note,) = found.notes
+    assert re.fullmatch(r"the solver was stopped after \d+ s: this is the best plan found", note)
+    assert found.schedule.gap > 0.01
 
 
 def test_copies_reach_the_largest_working_set() -> None:
+    assert largest_working_set(unet()) == WORKING_SET == least_by_copies(unet())[0]
+    alone = plan_offload(unet(), steps().seconds, V100, WORKING_SET)
+    assert alone is not None and steps().judge(alone, "").peak_bytes == WORKING_SET
+    assert plan_offload(unet(), steps().seconds, V100, WORKING_SET - 1) is None
+    with pytest.raises(BudgetError, match=rf"the smallest plan found needs 2.29GiB \({WORKING_SET} bytes\)"):
+        plan_step(steps(), None, 10**9, planner="offload")
+
+
+def test_copies_after_recompute_cost_less_than_copies_alone() -> None:
     base = plan_recompute(unet(), steps().seconds, int(1.2 * WORKING_SET), QUICK)
     assert base is not None
     schedule = plan_offload(unet(), steps().seconds, V100, WORKING_SET, base)
@@ -113,8 +156,39 @@ def test_addresses(budget: int) -> None:
 
 def test_more_budget_never_costs_time() -> None:
     budgets = [int(LEAST + k * (PLAIN - LEAST) / 19) for k in range(20)]
-    found = sweep(Steps(unet(), V100, Effort(heuristic_s=0.5, exact_s=0.0)), None, budgets, planner="recompute")
+    found = sweep(Steps(unet(), V100, Effort(heuristic_s=0.2, exact_s=0.0)), None, budgets, planner="recompute")
     assert all(p.chosen.peak_bytes <= p.budget for p in found)
     times = [p.chosen.time_s for p in found]
     assert times == sorted(times, reverse=True)
     assert times[-1] < 1.001 * steps().keep.time_s
+
+
+def every_schedule() -> Iterator[Candidate]:
+    """Of every planner, as found for other tests."""
+    seconds = steps().seconds
+    yield steps().keep
+    yield steps().judge(plan_sqrt(unet(), seconds), "")
+    for budget in (*OPTIMA, LEAST):
+        yield (found := recomputed(budget, 0.0))
+        for share in (0.9, 0.97):
+            copied = plan_offload(unet(), seconds, V100, max(WORKING_SET, int(share * budget)), found.schedule)
+            assert copied is not None
+            yield steps().judge(copied, "")
+
+
+def test_the_naive_simulator_agrees() -> None:
+    player = Player(unet())
+    for found in every_schedule():
+        played = player.play(found.schedule)
+        assert (played.peak_bytes, played.host_peak_bytes) == (found.peak_bytes, found.memory.host_peak_bytes)
+        again = sum(steps().seconds[name] for name in played.reruns)
+        assert found.time.compute_s == pytest.approx(steps().keep.time_s + again)  # sums in another order
+
+
+def test_tiles_go_below_a_gigabyte() -> None:
+    lowered = lower_graph(forward_part(unet()))
+    graded = tuple(v.name for v in lowered.of_kind(Kind.PARAMETER))
+    tiles = Search(lowered, tuple(image_axes(lowered)), "stream", graded, True, lambda: 0, V100)
+    fit = tiles.tiled({"n": 1, "h": 288}, Storage.HOST)
+    assert fit.prediction.total_bytes < 10**9
+    assert fit.seconds(tiles) < 1.6 * steps().keep.time_s

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilegrad.errors import InputError
-from tilegrad.units import format_bytes, format_sizes, parse_bytes, parse_sizes
+from tilegrad.units import format_bytes, format_sizes, parse_budget, parse_bytes, parse_sizes
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,52 @@ def test_what_is_not_a_size(text: str) -> None:
 def test_impossible_sizes(size: str | float) -> None:
     with pytest.raises(InputError, match="is not possible"):
         parse_bytes(size)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("4GB", 4_000_000_000),
+        ("4GiB", 2**32),
+        (4096, 4096),
+        (4e9, 4_000_000_000),
+        ("0.5 of device", 8_000_000_000),
+        ("50% of device", 8_000_000_000),
+        (" 12.5 %  of the Device ", 2_000_000_000),
+        (".25 of device", 4_000_000_000),
+        ("1 of device", 16_000_000_000),
+        ("100% of device", 16_000_000_000),
+    ],
+)
+def test_parse_budget(text: str | float, count: int) -> None:
+    assert parse_budget(text, 16_000_000_000) == count
+
+
+@pytest.mark.parametrize("text", ["0 of device", "0% of device", "2 of device", "101% of device", "1.0001 of device"])
+def test_impossible_shares(text: str) -> None:
+    with pytest.raises(InputError, match=f"a budget of {text} is not possible"):
+        parse_budget(text, 16_000_000_000)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "of device", "half of device", "-0.5 of device", "nan of device", "0.5 of", "0.5 of the host", "0.5device"],
+)
+def test_what_is_not_a_budget(text: str) -> None:
+    with pytest.raises(InputError, match="is not a number of bytes"):
+        parse_budget(text, 16_000_000_000)
+
+
+@pytest.mark.parametrize("size", [0, -1, float("nan"), "0"])
+def test_impossible_budgets(size: str | float) -> None:
+    with pytest.raises(InputError, match="is not possible"):
+        parse_budget(size, 16_000_000_000)
+
+
+def test_a_share_of_a_device_of_unknown_size() -> None:
+    assert parse_budget("4GB", None) == 4_000_000_000
+    with pytest.raises(InputError, match=r"0.5 of device: how large the device is is not known here"):
+        parse_budget("0.5 of device", None)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -49,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
     if not 0 <= args.seconds < 1e6:
         raise InputError(f"{args.seconds} seconds are not possible", hint="--seconds 60")
     imported = _is_file(args)
+    shapes = [] if imported else input_shapes(args)
     default = "v100" if imported else "this"
     machine = find_machine(args.machine or default, partial(this_machine, args.device))
     budgets = [parse_budget(text, machine.device_bytes) for text in args.budget]
@@ -59,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         hosted = True
     else:
         hosted = (args.machine or default) != "this" or args.device == "cuda"
-        steps, tiles, mixed = _searches(args, machine, effort, hosted or args.planner == "offload")
+        steps, tiles, mixed = _searches(args.model, shapes, machine, effort, hosted or args.planner == "offload")
     storages = (Storage.DEVICE, Storage.HOST) if hosted else (Storage.DEVICE, Storage.DISK)
     found = sweep(steps, tiles, budgets, planner=args.planner, storages=storages, mixed=mixed)
     if args.json:
@@ -86,11 +88,10 @@ def _is_file(args: argparse.Namespace) -> bool:
 
 
 def _searches(
-    args: argparse.Namespace, machine: Machine, effort: Effort, hosted: bool
+    model: str, shapes: Sequence[tuple[int, ...]], machine: Machine, effort: Effort, hosted: bool
 ) -> tuple[Steps, Search, Mixed | None]:
     """A module's training step, without weights: whole nodes, tiles, and both."""
-    module = load_model(args.model, train=True, weights=False)
-    shapes = input_shapes(args)
+    module = load_model(model, train=True, weights=False)
     graph = export_module(module, tuple(shapes), {}).graph
     graded = tuple(v.name for v in graph.of_kind(Kind.PARAMETER))
     lowered = lower_graph(graph)
@@ -103,8 +104,11 @@ def _searches(
 
 def _tiles_of_import(graph: Graph, machine: Machine) -> Search | None:
     """Tiles for a graph whose operators have box rules."""
+    forward = forward_part(graph)
+    if any(len(node.outputs) != 1 for node in forward.nodes):
+        return None
     try:
-        lowered = lower_graph(forward_part(graph))
+        lowered = lower_graph(forward)
         axes = tuple(image_axes(lowered))
     except InputError:
         return None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from ..ir import Graph
-from ..schedule.step_list import Memory, StepList, list_steps
+from ..schedule.step_list import Memory, StepList, graph_memory, list_steps
 from ..schedule.steps import Fetch, Free, Offload, WholeStep
 from ..sim.clock import measure_time
 from ..sim.machine import Machine
@@ -44,7 +44,7 @@ def plan_offload(
     """Copies that make `base` (default: keep everything) fit, chosen for the least time; None where none suffice."""
     base = base or plan_keep(graph)
     runs = base.runs
-    memory = Memory(graph)
+    memory = graph_memory(graph)
     gaps, live = _idle(memory, runs)
     chosen: dict[tuple[str, int], Gap] = {}
     while max(live, default=0) > budget:
@@ -62,7 +62,7 @@ def plan_offload(
 def least_by_copies(graph: Graph) -> tuple[int, str]:
     """The smallest budget that copies alone can meet, and the node that stands in the way of less."""
     runs = plan_keep(graph).runs
-    gaps, live = _idle(Memory(graph), runs)
+    gaps, live = _idle(graph_memory(graph), runs)
     for gap in gaps:
         for run in range(gap.use + 1, gap.again):
             live[run] -= gap.bytes

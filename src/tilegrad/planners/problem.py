@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..ir import Graph, Node, Phase
-from ..schedule.step_list import Memory
+from ..schedule.step_list import Memory, graph_memory
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Problem:
 
 def make_problem(graph: Graph, seconds: Mapping[str, float]) -> Problem:
     """Read a training graph. `seconds`: how long each node takes."""
-    memory = Memory(graph)
+    memory = graph_memory(graph)
     forward = [n for n in graph.nodes if n.phase is Phase.FORWARD]
     backward = [n for n in graph.nodes if n.phase is not Phase.FORWARD]
     values = [v for n in forward for v in memory.writes(n.name)]

@@ -30,6 +30,7 @@ from .stages import Solution, Stages
 # step, and what is less than a millionth of the budget is nothing.
 BUDGET, STEP, NOTHING = 1000.0, 100.0, 1e-6
 ROUNDING = 1e-8  # of the budget: what a solver may overlook
+INTERRUPTED = "Interrupted"
 Term = tuple[int, float]
 
 
@@ -195,9 +196,9 @@ class Program:
         solver.setOptionValue("mip_rel_gap", gap)
         if start is not None:
             self._warm(solver, start)
-        solver.run()
+        interrupted = _run(solver)
         info = solver.getInfo()
-        status = solver.modelStatusToString(solver.getModelStatus())
+        status = INTERRUPTED if interrupted else solver.modelStatusToString(solver.getModelStatus())
         found = info.primal_solution_status == 2
         values = np.array(solver.getSolution().col_value) if found else None
         return Solved(
@@ -251,6 +252,21 @@ class Solved:
     status: str
     values: np.ndarray | None
     bound: float
+
+
+def _run(solver: Any) -> bool:
+    """Solve in a thread, so that Ctrl-C stops the search and not the program. Was it stopped so?"""
+    solver.HandleKeyboardInterrupt = True
+    solver.startSolve()
+    interrupted = False
+    while True:
+        try:
+            while not solver.wait(0.1)[0]:
+                pass
+            return interrupted
+        except KeyboardInterrupt:
+            interrupted = True
+            solver.cancelSolve()
 
 
 def import_highs() -> Any:

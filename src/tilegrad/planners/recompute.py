@@ -12,11 +12,12 @@ from ..ir import Graph
 from ..schedule.step_list import StepList, list_steps
 from .evict import fit, plain_starts, smallest_peak
 from .problem import Problem, make_problem
-from .program import Program
+from .program import INTERRUPTED, Program
 from .stages import Solution, Stages
 
 THRESHOLDS = (0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9)
 EXACT_CELLS = 8_000  # stages x units up to which the program is solved in seconds, its relaxation in one
+PATIENCE = 4.0  # times longer for graphs larger than that, at most
 TIGHT, TIGHT_S = 1e-4, 20.0  # the gap that is tried for first, and for how long
 
 
@@ -70,7 +71,7 @@ def solve_recompute(problem: Problem, budget: int, effort: Effort) -> Found | No
             if relaxed.values is not None:  # else the clock stopped it
                 bound = relaxed.bound
                 starts = [program.read(stages, relaxed.values, threshold) for threshold in THRESHOLDS]
-    patience = effort.heuristic_s * max(1.0, cells / EXACT_CELLS)
+    patience = effort.heuristic_s * min(PATIENCE, max(1.0, cells / EXACT_CELLS))
     best = fit(_all(starts, stages), budget, time.monotonic() + patience)
     if best is None:
         best = fit([smallest_peak(problem)], budget, time.monotonic() + patience)
@@ -105,6 +106,8 @@ def _improve(
                 found = fit([found], budget, time.monotonic() + effort.heuristic_s) or found
             if found.peak <= budget and (best is None or found.seconds < best.seconds):
                 best = found
+        if solved.status == INTERRUPTED:
+            break
     if best is not None and (base + best.seconds) / bound - 1 > effort.gap:
         notes.append(f"the solver was stopped after {time.monotonic() - begun:.0f} s: this is the best plan found")
     return best, bound

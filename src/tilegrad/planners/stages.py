@@ -29,6 +29,7 @@ class Stages:
     def __init__(self, problem: Problem):
         self.problem = problem
         self.makes = [_bits(made) for made in problem.makes]
+        self.made_bytes = [sum(problem.bytes[v] for v in made) for made in problem.makes]
         self.reads = [_bits(read) for read in problem.reads]
         self.needs = [_bits(needed) for needed in problem.needs]
         self.handed = _bits(problem.kept)
@@ -67,10 +68,11 @@ class Stages:
         peak, at_peak = problem.before[stage] + now, alive
         for at, node in enumerate(runs):
             made = self.makes[node]
-            now += _sum(sizes, made)
+            now += self.made_bytes[node]
             if problem.before[stage] + now > peak:
                 peak, at_peak = problem.before[stage] + now, alive | made
-            now -= _sum(sizes, made & alive)
+            if made & alive:  # made again while it was there
+                now -= _sum(sizes, made & alive)
             gone = (alive | made) & ~after[at + 1]
             now -= _sum(sizes, gone)
             alive = (alive | made) & ~gone

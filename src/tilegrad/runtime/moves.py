@@ -72,9 +72,7 @@ class Mover:
         """Begin to copy back; the copy away is given up."""
         parts = self._parts.pop(name)
         flats = self._back(name, {part.memory for part in parts.values()})
-        return {
-            key: _typed(flats[p.memory], p.dtype).as_strided(p.size, p.stride, p.start) for key, p in parts.items()
-        }
+        return {key: _typed(flats[p.memory], p.dtype).as_strided(p.size, p.stride, p.start) for key, p in parts.items()}
 
     def _back(self, name: str, memories: set[int]) -> dict[int, Tensor]:
         if self.device.type == "meta":

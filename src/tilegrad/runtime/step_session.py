@@ -14,12 +14,12 @@ from ..bounds import call_of
 from ..errors import InternalError, TilegradError
 from ..ir import Graph, Node, Phase
 from ..ops import Call, Op, find
-from ..schedule.step_list import Memory, StepList
+from ..schedule.step_list import StepList, graph_memory
 from ..schedule.steps import Fetch, Free, Offload, Run, WholeStep
 from .engine import seed_of, version_of
 from .moves import Mover
 from .segment import Segment, SegmentTape
-from .tape import Tape, fills, memory_of, run_taped
+from .tape import Tape, fills, memory_of, run_taped, trimmed
 from .training import SEED
 
 
@@ -29,7 +29,7 @@ class StepEngine:
     def __init__(self, schedule: StepList, forward: Graph, segments: Mapping[str, Segment] | None = None):
         self.segments = segments or {}  # nodes that run in tiles
         self.schedule, self.graph, self.forward = schedule, schedule.graph, forward
-        self.memory = Memory(self.graph)
+        self.memory = graph_memory(self.graph)
         self.members: dict[str, list[str]] = {}
         for name, root in self.memory.root.items():
             self.members.setdefault(root, []).append(name)
@@ -54,7 +54,9 @@ class StepEngine:
         found = self.graph.node.get(f"{node.name}.backward")
         roots = {self.memory.root[name] for name in found.reads} if found is not None else set()
         names = (*node.reads, *node.outputs)
-        return frozenset(n for n in names if self.memory.root[n] in roots or self.memory.root[n] in self.memory.resident)
+        return frozenset(
+            n for n in names if self.memory.root[n] in roots or self.memory.root[n] in self.memory.resident
+        )
 
 
 class StepSession:
@@ -206,31 +208,34 @@ class StepSession:
 
     def _compute(self, node: Node) -> Tensor:
         op, call = self.engine.ops[node.name], self.engine.calls[node.name]
+        inputs = self._inputs(node)
         with self._precision():
-            return op.run_whole(call, self._inputs(node), self._seed(node), self.device)
+            return trimmed(op.run_whole(call, inputs, self._seed(node), self.device), inputs)
 
     def _run_forward(self, node: Node) -> None:
         (out, *_), tape = node.outputs, None
         if f"{node.name}.backward" in self.engine.graph.node:
             op, call = self.engine.ops[node.name], self.engine.calls[node.name]
             self.tapes.pop(node.name, None)
-            inputs = self._inputs(node)
+            first, inputs = node.name not in self.ran, self._inputs(node)
             with self._precision():
-                result, tape = self._record(node, op, call, inputs)
+                result, tape = self._record(node, op, call, inputs, first)
         else:
             result = self._compute(node)
         self.store.setdefault(out, result)  # run again for what else it makes: others may look at what is there
         if tape is not None:
             self.tapes[node.name] = tape
 
-    def _record(self, node: Node, op: Op, call: Call, inputs: list[Tensor]) -> tuple[Tensor, Tape | SegmentTape | None]:
+    def _record(
+        self, node: Node, op: Op, call: Call, inputs: list[Tensor], first: bool
+    ) -> tuple[Tensor, Tape | SegmentTape | None]:
         segment = self.engine.segments.get(node.name)
         if segment is None:
             kept = self.engine.kept[node.name]
             return run_taped(op, call, inputs, self.needs, self.anchor, self._seed(node), kept)
         result, tape, updates = segment.run(call, inputs, self.needs, self.device, self.seed)
-        for name, tensor in updates:
-            self.remembered.setdefault(name, tensor)
+        if first:
+            self.remembered |= dict(updates)
         return result, tape
 
     def _bring(self, node: Node) -> None:

@@ -135,8 +135,8 @@ def run_taped(
         )
     edges = {name: get_gradient_edge(tensor) for name, tensor in entered.items()}
     if not result.requires_grad:
-        return result, None
-    plain = result.detach()
+        return trimmed(result, tensors), None
+    plain = trimmed(result.detach(), tensors)
     values = {**dict(zip(names, tensors, strict=True)), call.node.outputs[0]: plain}
     _refer(saved, {name: value for name, value in values.items() if kept is None or name in kept})
     return plain, Tape(get_gradient_edge(result), edges, saved, lookup)
@@ -184,6 +184,13 @@ def _relaid(value: Tensor, stride: Sequence[int]) -> Tensor:
     """The same content with other strides (0: the same element all along)."""
     value = value[tuple(slice(None) if step else slice(1) for step in stride)]
     return torch.empty_strided(value.shape, tuple(stride), dtype=value.dtype, device=value.device).copy_(value)
+
+
+def trimmed(result: Tensor, inputs: Sequence[Tensor]) -> Tensor:
+    """A node's result without memory around it that only it holds: some reduced losses lie in memory for all that they
+    reduce."""
+    spare = result.untyped_storage().nbytes() > result.numel() * result.element_size()
+    return result.clone() if spare and all(memory_of(result) != memory_of(t) for t in inputs) else result
 
 
 def memory_of(tensor: Tensor) -> int:

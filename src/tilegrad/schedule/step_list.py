@@ -33,7 +33,7 @@ class StepList:
 
     @cached_property
     def memory(self) -> Memory:
-        return Memory(self.graph)
+        return graph_memory(self.graph)
 
     @property
     def mode(self) -> str:
@@ -76,12 +76,20 @@ class Memory:
         return [root for out in outs if (root := self.root[out]) != out and root not in self.resident]
 
 
+def graph_memory(graph: Graph) -> Memory:
+    """The graph's memory, made once and kept with it: planners ask again and again."""
+    found: Memory | None = graph.__dict__.get("_memory")
+    if found is None:
+        found = graph.__dict__["_memory"] = Memory(graph)
+    return found
+
+
 def list_steps(
     graph: Graph, runs: Sequence[str], moves: Mapping[int, Sequence[WholeStep]] | None = None
 ) -> list[WholeStep]:
     """Nodes in the order they run, each value freed right after its last use before it is made again. `moves`: what
     else happens right before the run of that number (a `Free` of an offloaded value, an `Offload`, a `Fetch`)."""
-    memory, moves = Memory(graph), moves or {}
+    memory, moves = graph_memory(graph), moves or {}
     last_use = _last_uses(memory, runs, moves)
     steps: list[WholeStep] = []
     for at, node in enumerate(runs):

@@ -19,6 +19,7 @@ from ..sim.memory import Memory, measure_memory
 from ..sim.offsets import Layout, assign_offsets, check_layout
 
 PLANNERS = ("keep", "segments", "recompute", "offload", "tile")
+LARGE = 200  # nodes, from which on fewer combinations are tried
 LOOSER = (1.0, 1.1, 1.2, 1.35, 1.5)  # budgets for recompute, as shares of the budget, before offload does the rest
 
 
@@ -128,9 +129,10 @@ class Steps:
         alone = plan_offload(self.graph, self.seconds, self.machine, budget)
         if alone is not None:
             yield self.judge(alone, "copies alone")
-        quick = Effort(self.effort.heuristic_s, 0.0)
+        large = len(self.graph.nodes) > LARGE
+        quick = Effort(self.effort.heuristic_s / (4 if large else 1), 0.0)
         both: list[Candidate] = []
-        for share in LOOSER:
+        for share in LOOSER[1::2] if large else LOOSER:
             base = plan_recompute(self.graph, self.seconds, int(budget * share), quick)
             found = plan_offload(self.graph, self.seconds, self.machine, budget, base) if base is not None else None
             if found is not None:

@@ -25,6 +25,7 @@ from .tiles import axis_lengths, total_stride
 
 SHARES = (0.4, 0.6, 0.8, 0.95)  # of all activations' bytes that the tiled stretch makes
 COUNTS = (4, 16)  # tiles
+MOST_WALKS = 3
 QUICK = Effort(heuristic_s=0.6, exact_s=0.0)
 
 
@@ -57,7 +58,7 @@ class Mixed:
             for count in COUNTS:
                 try:
                     found = self._candidate(around, inner, count, budget)
-                except GridError:  # the stretch has no axis to cut
+                except GridError:  # no axis to cut, or nothing gained by it
                     break
                 if found is not None:
                     yield found
@@ -68,10 +69,14 @@ class Mixed:
         axis = self.axes[0]
 
         def plan(lowered: Graph) -> Schedule:
+            """Rows. A stretch that falls into many phases keeps what lies between them: nothing is gained."""
             if axis not in {a for dims in label_axes(lowered).dims.values() for a in dims}:
                 raise GridError(f"this stretch has no axis {axis}")
             unit, length = total_stride(lowered, (axis,)), axis_lengths(lowered, (axis,))[axis]
-            return plan_tiles(lowered, "stream", {axis: -(-length // (count * unit)) * unit}, Storage.DEVICE)
+            found = plan_tiles(lowered, "stream", {axis: -(-length // (count * unit)) * unit}, Storage.DEVICE)
+            if sum(phase.tiled for phase in found.phases) > MOST_WALKS:
+                raise GridError("this stretch falls into many phases")
+            return found
 
         segment, schedule = make_segment(name, inner, plan, dict.fromkeys(self.graded, True))
         steps = Steps(self._timed(around, name, segment, schedule), self.machine, QUICK)

@@ -35,7 +35,9 @@ class Slack:
     def around(self, peak: int) -> int:
         """The least budget that a peak fits in."""
         budget = peak if peak <= self.outside else int(self.outside + (peak - self.outside) / (1 - self.share))
-        while self.inside(budget) < peak:  # what was rounded away
+        while self.inside(budget - 1) >= peak > 0:  # what was rounded
+            budget -= 1
+        while self.inside(budget) < peak:
             budget += 1
         return budget
 

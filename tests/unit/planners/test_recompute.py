@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from keep_sets import KeepSets
@@ -19,6 +20,7 @@ from tilegrad.planners.evict import smallest_peak
 from tilegrad.planners.problem import make_problem
 from tilegrad.planners.program import Program, Solved
 from tilegrad.planners.recompute import solve_recompute
+from tilegrad.planners.stages import Stages
 from tilegrad.schedule.step_list import StepList, check_steps
 from tilegrad.sim.memory import measure_memory
 from training_graphs import chain_graph, node_times, seeded_graph, some, training_graphs
@@ -37,6 +39,19 @@ def check_fits(schedule: StepList | None, budget: int) -> None:
         assert Player(schedule.graph).play(schedule).peak_bytes <= budget
 
 
+def check_program(graph: Graph, budget: int, best: float | None) -> None:
+    """The program by itself, without the heuristic and what it repairs."""
+    problem = make_problem(graph, node_times(graph))
+    if budget < max(problem.before + problem.during):
+        return
+    program = Program(problem, budget)
+    solved = program.solve(20.0, 0.0, None)
+    assert (solved.values is None) == (best is None)
+    if solved.values is not None:
+        found = program.read(Stages(problem), solved.values)
+        assert (found.peak <= budget, found.seconds) == (True, best)
+
+
 def check_against_brute_force(graph: Graph, share: float) -> None:
     seconds = node_times(graph)
     brute = KeepSets(graph, seconds)
@@ -44,6 +59,7 @@ def check_against_brute_force(graph: Graph, share: float) -> None:
     assert least <= smallest_peak(make_problem(graph, seconds)).peak
     for budget in {least - 1, least, int(least + share * (plain - least))}:
         best = brute.least_seconds(budget)
+        check_program(graph, budget, best)
         exact = plan_recompute(graph, seconds, budget, EXACT)
         check_fits(exact, budget)
         assert extra(exact, seconds) == best
@@ -54,7 +70,6 @@ def check_against_brute_force(graph: Graph, share: float) -> None:
 
 @some(60)
 @given(training_graphs(most=6, values=5), st.floats(0, 1))
-@example(seeded_graph(12, 6, 1, 5), 0.5)
 def test_the_optimum_is_that_of_brute_force(graph: Graph, share: float) -> None:
     check_against_brute_force(graph, share)
 
@@ -168,7 +183,8 @@ def test_a_solver_stopped_by_the_clock_leaves_the_best_plan_so_far() -> None:
     stopped = plan_recompute(graph, node_times(graph), budget, Effort(0.5, exact_s=1e-6, gap=0.0))
     check_fits(stopped, budget)
     assert stopped is not None and stopped.gap is not None and stopped.gap > 0
-    assert stopped.notes == ("the solver was stopped after 0 s: this is the best plan found",)
+    (note,) = stopped.notes
+    assert re.fullmatch(r"the solver was stopped after \d+ s: this is the best plan found", note)
     exact = plan_recompute(graph, node_times(graph), budget, EXACT)
     assert exact is not None and exact.notes == ()
     assert extra(exact, node_times(graph)) <= extra(stopped, node_times(graph))

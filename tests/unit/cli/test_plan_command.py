@@ -1,0 +1,223 @@
+"""`tilegrad plan`: its table and its JSON, several budgets, and one clear message for each kind of bad input."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tilegrad.cli import main
+from tilegrad.ir import format_graph
+from training_graphs import seeded_graph
+
+UNET = str(Path(__file__).parents[2] / "data" / "unet_chainer.txt")
+UNIT = 1 << 16  # bytes: worth a copy
+SMALL = """
+from torch import nn
+def net():
+    return nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(2, 1, 3, padding=1))
+"""
+COST = {"planner", "detail", "peak_bytes", "time_s", "extra_time", "host_bytes", "offset_bytes", "gap", "notes"}
+
+
+@pytest.fixture
+def graph(tmp_path: Path) -> str:
+    """Plain needs 5.2 MB, segments 4.6, recompute 3.9, copies 3.7."""
+    path = tmp_path / "graph.txt"
+    path.write_text(format_graph(seeded_graph(19, unit=UNIT)))
+    return str(path)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    (tmp_path / "small.py").write_text(SMALL)
+    return f"{tmp_path}/small.py:net"
+
+
+def plan(capsys: pytest.CaptureFixture[str], *args: str) -> Any:
+    """What `--json` prints: nothing else is on standard output."""
+    assert main(["plan", *args, "--json"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return json.loads(captured.out)
+
+
+def refuse(capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    """The message of bad input: one, on standard error, exit code 2."""
+    assert main(["plan", *args]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert len(re.findall(r"^\w*Error: ", captured.err, re.MULTILINE)) == 1
+    assert "Traceback" not in captured.err
+    return captured.err
+
+
+def test_json(graph: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = plan(capsys, graph, "--budget", "4.5MB")
+    assert found.keys() == {"schema", "network", "machine", "budget_bytes", "plain", "plan", "candidates"}
+    assert (found["schema"], found["network"], found["machine"]) == (1, "random", "v100")
+    assert found["budget_bytes"] == 4_500_000
+    assert found["plain"].keys() == found["plan"].keys() == COST
+    assert all(item.keys() == COST | {"fits"} for item in found["candidates"])
+    assert {c["planner"] for c in found["candidates"]} == {"keep", "segments", "recompute", "offload"}
+    chosen = found["plan"]
+    assert chosen["peak_bytes"] <= 4_500_000 < found["plain"]["peak_bytes"]
+    assert chosen["extra_time"] == chosen["time_s"] / found["plain"]["time_s"] - 1
+    assert chosen["peak_bytes"] <= chosen["offset_bytes"]
+    assert chosen["time_s"] == min(c["time_s"] for c in found["candidates"] if c["fits"])
+
+
+def test_the_unet_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    found = plan(capsys, UNET, "--budget", "5GB", "--planner", "recompute", "--seconds", "0", "--machine", "v100")
+    assert found["plain"]["peak_bytes"] == 7_448_949_264
+    assert found["plan"]["planner"] == "recompute"
+    assert found["plan"]["offset_bytes"] == found["plan"]["peak_bytes"] <= 5_000_000_000
+    assert 0.02 < found["plan"]["extra_time"] < 0.09
+
+
+@pytest.mark.parametrize(
+    ("planner", "budget"), [("keep", 6), ("segments", 5), ("recompute", 4.5), ("offload", 4), ("auto", 4)]
+)
+def test_planners_of_whole_nodes(planner: str, budget: float, graph: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = plan(capsys, graph, "--budget", f"{budget}MB", "--planner", planner)
+    assert found["plan"]["peak_bytes"] <= budget * 1e6
+    if planner != "auto":
+        assert found["plan"]["planner"] == planner
+    assert (found["plan"]["host_bytes"] > 0) == (found["plan"]["planner"] == "offload")
+
+
+@pytest.mark.parametrize("planner", ["tile", "auto"])
+def test_tiles_of_a_model(planner: str, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    args = ("--input", "1x1x64x64", "--machine", "v100", "--planner", planner)
+    found = plan(capsys, model, "--budget", "60kB", *args)
+    assert found["plan"]["planner"] == "tile"
+    assert found["plan"]["offset_bytes"] is None  # the allocator's business
+    assert found["plan"]["peak_bytes"] <= 60_000 < found["plain"]["peak_bytes"]
+
+
+def test_the_table(graph: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", graph, "--budget", "4.5MB"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    lines = captured.out.splitlines()
+    assert lines[0].strip() == "plans for a budget of 4.29MiB"
+    for title in ("planner", "how", "peak", "time", "extra time", "to and from host"):
+        assert title in lines[2]
+    assert sum("->" in line for line in lines) == 1
+    (keep,) = [line for line in lines if "everything" in line]
+    assert re.match(r"│ x +│ keep +│ everything +│ 5\.00MiB │", keep)
+    assert any(line.startswith("alive at the peak") for line in lines)
+    assert any("for what comes and goes: as small as can be" in line for line in lines)
+    assert lines[-1] == "machine     v100"
+
+
+def test_a_missing_solver_is_noted(
+    graph: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "highspy", None)
+    assert main(["plan", graph, "--budget", "4.5MB", "--planner", "recompute"]) == 0
+    assert "note: the recompute planner needs the solver highspy" in capsys.readouterr().out
+    (note,) = plan(capsys, graph, "--budget", "4.5MB", "--planner", "recompute")["plan"]["notes"]
+    assert note == "the recompute planner needs the solver highspy: this is the heuristic's plan"
+
+
+def test_several_budgets(graph: str, capsys: pytest.CaptureFixture[str]) -> None:
+    budgets = ["5MB", "4MB", "0.5 of device", "5MB", "4.5MB"]
+    found = plan(capsys, graph, *(part for text in budgets for part in ("--budget", text)))
+    assert found.keys() == {"schema", "sweep"}
+    assert [p["budget_bytes"] for p in found["sweep"]] == [5_000_000, 4_000_000, 8_000_000_000, 5_000_000, 4_500_000]
+    for planning in found["sweep"]:
+        assert planning["plan"]["peak_bytes"] <= planning["budget_bytes"]
+    ordered = sorted(found["sweep"], key=lambda p: p["budget_bytes"])
+    times = [p["plan"]["time_s"] for p in ordered]
+    assert times == sorted(times, reverse=True)
+    assert ordered[-1]["plan"] == ordered[-1]["plain"]
+
+
+def test_several_budgets_as_tables(graph: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", graph, "--budget", "5MB", "--budget", "4MB"]) == 0
+    titles = re.findall(r"plans for a budget of (\S+)", capsys.readouterr().out)
+    assert titles == ["4.77MiB", "3.81MiB"]
+
+
+BUDGETS = {
+    "4XB": "'4XB' is not a number of bytes",
+    "-1": "'-1' is not a number of bytes",
+    "nan": "'nan' is not a number of bytes",
+    "inf": "'inf' is not a number of bytes",
+    "0": "a size of 0 bytes is not possible",
+    "": "'' is not a number of bytes",
+    "0 of device": "a budget of 0 of device is not possible",
+    "2 of device": "a budget of 2 of device is not possible",
+    "-0.5 of device": "is not a number of bytes",
+    "200% of device": "a budget of 200% of device is not possible",
+    "half of device": "'half of device' is not a number of bytes",
+}
+
+
+@pytest.mark.parametrize("text", BUDGETS)
+def test_bad_budgets(text: str, graph: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert BUDGETS[text] in refuse(capsys, graph, f"--budget={text}")
+
+
+BAD = {
+    "no input": (["unet"], "a model needs the shape of its input\n  try  --input 1x3x512x512"),
+    "no such file": (["missing.txt"], "'missing.txt' is neither a file nor a model"),
+    "no such model": (["nosuch", "--input", "1x3x8x8"], "'nosuch' is neither a file nor a model"),
+    "a folder": (["/tmp"], "'/tmp' is neither a file nor a model"),
+    "no such factory": (["{model}ted", "--input", "1x1x8x8", "--machine", "v100"], "has no 'netted'"),
+    "another format": (["{small}"], "the file has no format that is known here"),
+    "unknown machine": (["{graph}", "--machine", "abacus"], "'abacus' is not a machine\n  try  this, v100"),
+    "no such machine file": (["{graph}", "--machine", "x.toml"], "the machine file cannot be read"),
+    "negative seconds": (["{graph}", "--seconds", "-1"], "-1.0 seconds are not possible"),
+    "endless seconds": (["{graph}", "--seconds", "inf"], "inf seconds are not possible"),
+    "not a shape": (["{model}", "--input", "1x1xq"], "'1x1xq' is not a shape"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input(case: str, graph: str, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    given, message = BAD[case]
+    args = [part.format(graph=graph, model=model, small=model.removesuffix(":net")) for part in given]
+    assert message in refuse(capsys, *args, "--budget", "4GB")
+
+
+@pytest.mark.parametrize("args", [["--budget", "4GB", "--planner", "fastest"], []])
+def test_bad_options(args: list[str], graph: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["plan", graph, *args])
+    assert caught.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and "error: " in captured.err
+
+
+@pytest.mark.parametrize("planner", ["keep", "segments", "recompute", "offload", "auto"])
+def test_too_small_a_budget_names_one_that_works(planner: str, graph: str, capsys: pytest.CaptureFixture[str]) -> None:
+    message = refuse(capsys, graph, "--budget", "1kB", "--planner", planner)
+    assert message.startswith("BudgetError: nothing fits 1000B: the smallest plan found needs ")
+    (least,) = re.findall(r"\((\d+) bytes\)", message)
+    (hint,) = re.findall(r'try  budget="(\w+)"', message)
+    for budget in (least, hint):
+        found = plan(capsys, graph, "--budget", budget, "--planner", planner)
+        assert found["plan"]["peak_bytes"] <= found["budget_bytes"]
+
+
+def test_too_small_a_budget_for_tiles_names_one_that_works(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    args = (model, "--input", "1x1x24x24", "--machine", "v100")
+    (least,) = re.findall(r"\((\d+) bytes\)", refuse(capsys, *args, "--budget", "1kB"))
+    found = plan(capsys, *args, "--budget", least)
+    assert (found["plan"]["planner"], found["plan"]["peak_bytes"]) == ("tile", int(least))
+
+
+def test_operators_that_torch_does_not_know_are_planned_whole(graph: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "the planner 'tile' has no plan" in refuse(capsys, graph, "--budget", "4MB", "--planner", "tile")
+
+
+def test_a_report_too(graph: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = plan(capsys, graph, "--budget", "4.5MB", "--html", str(tmp_path / "plan.html"))
+    assert found["plan"]["planner"] != "keep"
+    assert (tmp_path / "plan.html").read_text().lstrip().lower().startswith("<!doctype html>")
