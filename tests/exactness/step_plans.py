@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -14,35 +15,47 @@ from torch import Tensor, nn
 
 from tilegrad.importers import Captured, export_module
 from tilegrad.ir import Graph, Kind
-from tilegrad.planners import Effort, offload
+from tilegrad.planners import Effort, offload, plan_keep
 from tilegrad.planners.problem import make_problem
 from tilegrad.planners.stages import Solution, Stages
 from tilegrad.runner import Runner
+from tilegrad.runtime import PeakBytes
 from tilegrad.runtime.step_session import StepEngine
 from tilegrad.runtime.training import training_graph
 from tilegrad.schedule.step_list import StepList, check_steps, list_steps
 from tilegrad.search import Candidate, Steps
 from tilegrad.sim.machine import CPU
+from tilegrad.sim.memory import measure_memory
+from tilegrad.testing import assert_same, run_step
 
 QUICK = Effort(heuristic_s=0.2, exact_s=0.0)
 Choose = Callable[[Graph], StepList]
+Graphs = dict[Any, tuple[Captured, Graph]]
 
 
 class Stepped(nn.Module):
-    """A module that runs as the step list that `choose` picks for its training graph. Names of parameters stay."""
+    """A module that runs as the step list that `choose` picks for its training graph. Names of parameters stay.
+    `graphs`: captured once, for all copies of a module."""
 
-    def __init__(self, module: nn.Module, choose: Choose):
+    def __init__(self, module: nn.Module, choose: Choose, graphs: Graphs | None = None):
         super().__init__()
         for part in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             self.__dict__[part] = module.__dict__[part]
-        self.__dict__.update(wrapped=module, choose=choose, runners={}, training=module.training)
+        graphs = {} if graphs is None else graphs
+        self.__dict__.update(wrapped=module, choose=choose, graphs=graphs, runners={}, training=module.training)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         flat, _ = pytree.tree_flatten((args, kwargs))
-        key = tuple((x.shape, x.requires_grad) if isinstance(x, Tensor) else x for x in flat)
+        return self.runner(*args, **kwargs)(self.wrapped, flat)
+
+    def runner(self, *args: Any, **kwargs: Any) -> Runner:
+        flat, spec = pytree.tree_flatten((args, kwargs))
+        key = str(spec), tuple((tuple(x.shape), x.requires_grad) if isinstance(x, Tensor) else x for x in flat)
+        if key not in self.graphs:
+            self.graphs[key] = graph_for(self.wrapped, args, kwargs)
         if key not in self.runners:
-            self.runners[key] = runner_of(*graph_for(self.wrapped, args, kwargs), self.choose)
-        return self.runners[key](self.wrapped, flat)
+            self.runners[key] = runner_of(*self.graphs[key], self.choose)
+        return self.runners[key]
 
 
 def graph_for(module: nn.Module, args: Any, kwargs: Any = None) -> tuple[Captured, Graph]:
@@ -64,6 +77,9 @@ def runner_of(captured: Captured, graph: Graph, choose: Choose) -> Runner:
     check_steps(runner.schedule)
     runner.engine = StepEngine(runner.schedule, captured.graph)
     return runner
+
+
+# Plans
 
 
 def at_random(seed: int, *, drop: float = 0.5, move: float = 0.3) -> Choose:
@@ -98,6 +114,9 @@ def moved_at_random(base: StepList, rng: random.Random, move: float) -> StepList
     return replace(offload._schedule(base.graph, base.runs, chosen, base), planner="random")
 
 
+SEVERAL: tuple[Choose, ...] = (plan_keep, at_random(0), at_random(1, move=0.0), at_random(2, drop=0.1), at_random(3))
+
+
 def plans(graph: Graph, shares: tuple[float, ...], planners: tuple[str, ...]) -> Iterator[tuple[int, Candidate]]:
     """What planners find for budgets between nothing (0) and plain (1) that fits them, beside keeping everything."""
     steps = Steps(graph, CPU, QUICK)
@@ -110,6 +129,7 @@ def plans(graph: Graph, shares: tuple[float, ...], planners: tuple[str, ...]) ->
 
 
 def fixed(schedule: StepList) -> Choose:
+    """The plan that was made for this graph."""
     return lambda graph: replace(schedule, graph=graph) if graph.nodes == schedule.graph.nodes else _other(schedule)
 
 
@@ -117,5 +137,44 @@ def _other(schedule: StepList) -> StepList:
     raise AssertionError(f"a plan of {schedule.graph.name} for another graph")
 
 
-def image(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+# Checks
+
+
+def assert_plans(
+    module: nn.Module,
+    inputs: Sequence[Any],
+    choices: Sequence[Choose] = SEVERAL,
+    *,
+    exact: bool = True,
+    tolerance: float = 1e-10,
+    constant: Sequence[int] = (),
+    peak: bool = True,
+) -> None:
+    """A step under every plan leaves behind what a plain step does and, if `peak`, needs the bytes that are predicted."""
+    wanted = run_step(copy.deepcopy(module), inputs, constant=constant)
+    graphs: Graphs = {}
+    for at, choose in enumerate(choices):
+        found = run_step(Stepped(copy.deepcopy(module), choose, graphs), inputs, constant=constant)
+        assert_same(found, wanted, exact=exact, tolerance=tolerance, note=f"plan {at}")
+        if peak:
+            runner = runner_of(*next(iter(graphs.values())), choose)
+            measured, predicted = peaks(runner, copy.deepcopy(module), inputs)
+            # Scalars here and there are not worth a prediction; a value of these networks is larger.
+            assert -1500 < measured - predicted < 1000, (at, measured, predicted)
+
+
+def peaks(runner: Runner, module: nn.Module, inputs: Sequence[Any]) -> tuple[int, int]:
+    """Bytes that a step allocates at most, measured and predicted. Inputs need gradients where the plan expects it."""
+    graph = runner.schedule.graph
+    graded = [f"{name}.grad" in graph.value for name in runner.user_inputs]
+    flat = [
+        x.detach().clone(memory_format=torch.preserve_format).requires_grad_(need) if isinstance(x, Tensor) else x
+        for x, need in zip(pytree.tree_leaves(list(inputs)), graded, strict=True)
+    ]
+    with PeakBytes() as peak:
+        made = [x for x in pytree.tree_leaves(runner(module, flat)) if isinstance(x, Tensor) and x.requires_grad]
+        if made:
+            torch.autograd.backward(made, [torch.ones_like(x) for x in made])
+        del made
+    outside = sum(v.type.bytes for v in graph.values if not v.kind.computed)
+    return peak.bytes, measure_memory(runner.schedule).peak_bytes - outside

@@ -43,7 +43,7 @@ def sessions(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[weakref.ref[Sessi
             super().__init__(*args, **kwargs)
             made.append(weakref.ref(self))
 
-    monkeypatch.setattr(tilegrad.tiled, "Session", Watched)
+    monkeypatch.setattr(tilegrad.runner, "Session", Watched)
     yield made
     gc.collect()
     assert made and not any(ref() for ref in made)

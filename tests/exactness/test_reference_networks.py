@@ -40,7 +40,7 @@ SMALL: dict[str, tuple[dict[str, Any], int, int]] = {
 def _plan_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers matter here; what a plan is predicted to need is tested elsewhere, and takes long to find."""
     nothing = tilegrad.runtime.Prediction(0, 0, 0, "", "")
-    monkeypatch.setattr("tilegrad.budget.predict", lambda *_, **__: nothing)
+    monkeypatch.setattr("tilegrad.search.tiles.predict", lambda *_, **__: nothing)
 
 
 def small(name: str, train: bool) -> nn.Module:

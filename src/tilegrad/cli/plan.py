@@ -105,14 +105,12 @@ def _searches(
 def _tiles_of_import(graph: Graph, machine: Machine) -> Search | None:
     """Tiles for a graph whose operators have box rules."""
     forward = forward_part(graph)
-    if any(len(node.outputs) != 1 for node in forward.nodes):
+    if not all(len(node.outputs) == 1 and _can_run(node) for node in forward.nodes):
         return None
     try:
         lowered = lower_graph(forward)
         axes = tuple(image_axes(lowered))
     except InputError:
-        return None
-    if not all(map(_can_run, lowered.nodes)):
         return None
     graded = tuple(v.name for v in lowered.of_kind(Kind.PARAMETER))
     return Search(lowered, axes, "stream", graded, True, lambda: 0, machine) if axes else None
@@ -121,7 +119,7 @@ def _tiles_of_import(graph: Graph, machine: Machine) -> Search | None:
 def _can_run(node: Node) -> bool:
     """Does this version of torch, or an operator of ours, know how? Tiles are predicted by running one."""
     try:
-        return type(find(node)).run is not Op.run or aten.overload(node.target) is not None
+        return aten.overload(node.target) is not None if node.target else type(find(node)).run is not Op.run
     except InternalError:
         return False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -44,7 +45,10 @@ class StepEngine:
         self.turn = min(backward, default=len(schedule.steps))  # the first step of the backward pass
         later = [s.node for s in schedule.steps[self.turn :] if isinstance(s, Run)]
         again = {root for name in later for root in self.memory.reads(name)}
-        self.read_again = frozenset(name for name in forward.outputs if self.memory.root[name] in again)
+        # Outputs that must stay as they are: backward reads them, or another output lies in the same memory.
+        roots = [self.memory.root[name] for name in forward.outputs]
+        watched = again | {root for root, times in Counter(roots).items() if times > 1}
+        self.read_again = frozenset(name for name, root in zip(forward.outputs, roots, strict=True) if root in watched)
 
     def _is_forward(self, node: str) -> bool:
         return self.graph.node[node].phase is Phase.FORWARD
@@ -213,8 +217,8 @@ class StepSession:
             return trimmed(op.run_whole(call, inputs, self._seed(node), self.device), inputs)
 
     def _run_forward(self, node: Node) -> None:
-        (out, *_), tape = node.outputs, None
-        if f"{node.name}.backward" in self.engine.graph.node:
+        (out, *_), tape, graded = node.outputs, None, f"{node.name}.backward" in self.engine.graph.node
+        if graded or node.name in self.engine.segments:
             op, call = self.engine.ops[node.name], self.engine.calls[node.name]
             self.tapes.pop(node.name, None)
             first, inputs = node.name not in self.ran, self._inputs(node)
@@ -223,7 +227,7 @@ class StepSession:
         else:
             result = self._compute(node)
         self.store.setdefault(out, result)  # run again for what else it makes: others may look at what is there
-        if tape is not None:
+        if tape is not None and graded:
             self.tapes[node.name] = tape
 
     def _record(

@@ -12,7 +12,8 @@ import pytest
 
 from tilegrad.cli import main
 from tilegrad.ir import format_graph
-from training_graphs import seeded_graph
+from tilegrad.search import forward_part
+from training_graphs import chain_graph, seeded_graph
 
 UNET = str(Path(__file__).parents[2] / "data" / "unet_chainer.txt")
 UNIT = 1 << 16  # bytes: worth a copy
@@ -213,8 +214,35 @@ def test_too_small_a_budget_for_tiles_names_one_that_works(model: str, capsys: p
     assert (found["plan"]["planner"], found["plan"]["peak_bytes"]) == ("tile", int(least))
 
 
-def test_operators_that_torch_does_not_know_are_planned_whole(graph: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "the planner 'tile' has no plan" in refuse(capsys, graph, "--budget", "4MB", "--planner", "tile")
+IMAGES = """graph images
+value x: float32[1, 3, 64, 64] input
+value y: float32[1, 3, 64, 64] activation
+value g: float32[1, 3, 64, 64] gradient
+node a = relu(self: x) -> y {} @ {"target": "aten.no_such.operator"}
+node b = relu_backward(result: y as retained_output) -> g {"of": "a"} @ {"phase": "backward"}
+"""
+UNKNOWN = {
+    "no operator": format_graph(chain_graph([UNIT] * 4)),
+    "several outputs": format_graph(seeded_graph(19, unit=UNIT)),
+    "no such operator": IMAGES,
+}
+
+
+@pytest.mark.parametrize("case", UNKNOWN)
+def test_what_torch_does_not_know_is_planned_whole(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "graph.txt"
+    path.write_text(UNKNOWN[case])
+    assert "the planner 'tile' has no plan" in refuse(capsys, str(path), "--budget", "100kB", "--planner", "tile")
+    assert "the smallest plan found needs" in refuse(capsys, str(path), "--budget", "100kB")
+
+
+def test_a_graph_without_a_backward_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "graph.txt"
+    path.write_text(format_graph(forward_part(chain_graph([UNIT] * 4))))
+    assert plan(capsys, str(path), "--budget", "1MB")["plan"]["planner"] == "keep"
+    assert f"({2 * UNIT + 1} bytes)" in refuse(capsys, str(path), "--budget", "1kB")
 
 
 def test_a_report_too(graph: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

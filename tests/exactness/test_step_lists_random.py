@@ -1,0 +1,177 @@
+"""Random networks under random plans: no planner's taste between the executor and its mistakes.
+
+On integers every number must be equal. On floats, with norms, gates, heads and losses, all must agree to 1e-10 of the
+largest. Every step allocates what is predicted, to the last scalar.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from step_plans import Choose, at_random, graph_for, peaks, runner_of
+from torch import Tensor, nn
+
+from tilegrad.errors import CaptureError, GridError
+from tilegrad.importers import Captured, export_module
+from tilegrad.ir import Graph, Kind
+from tilegrad.planners import plan_segments, plan_sqrt, plan_tiles
+from tilegrad.runner import Runner
+from tilegrad.runtime.segment import TILED, Segment, cut_segment, make_segment
+from tilegrad.runtime.step_session import StepEngine
+from tilegrad.runtime.training import training_graph
+from tilegrad.schedule.step_list import StepList
+from tilegrad.sim.memory import measure_memory
+from tilegrad.testing import assert_same, run_step
+from tilegrad.testing.exact import size_of
+from tilegrad.testing.networks import RandomNetwork, networks
+
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")
+SCALARS = 256  # bytes
+
+
+def some(count: int, *, derandomize: bool = True) -> settings:
+    quiet = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+    return settings(max_examples=count, derandomize=derandomize, suppress_health_check=quiet, database=None)
+
+
+@st.composite
+def any_plan(draw: st.DrawFn) -> Choose:
+    kind = draw(st.sampled_from(["random"] * 6 + ["sqrt", "segments"]))
+    if kind == "random":
+        drop, move = draw(st.sampled_from([0.0, 0.2, 0.5, 1.0])), draw(st.sampled_from([0.0, 0.3, 1.0]))
+        return at_random(draw(st.integers(0, 10**6)), drop=drop, move=move)
+    share = draw(st.floats(0.5, 1.0))
+    return lambda graph: _planned(graph, kind, share)
+
+
+def _planned(graph: Graph, kind: str, share: float) -> StepList:
+    seconds = dict.fromkeys(graph.node, 1.0)
+    whole = plan_sqrt(graph, seconds)
+    if kind == "sqrt":
+        return whole
+    return plan_segments(graph, seconds, int(share * measure_memory(whole).peak_bytes), search_s=0.05) or whole
+
+
+class Running(nn.Module):
+    """A module with the names of another, run by a runner."""
+
+    def __init__(self, module: nn.Module, runner: Runner):
+        super().__init__()
+        for part in ("_parameters", "_buffers", "_modules"):
+            self.__dict__[part] = module.__dict__[part]
+        self.__dict__.update(module=module, runner=runner)
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.runner(self.module, inputs)
+
+
+def leaves(inputs: Sequence[Tensor]) -> list[Tensor]:
+    return [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
+
+
+def check(network: RandomNetwork, choose: Choose) -> None:
+    inputs = network.inputs()
+    wanted = run_step(copy.deepcopy(network), inputs)
+    if not network.exact:
+        assume(max(map(size_of, wanted.gradients.values())) > 1e-6)  # otherwise there is nothing but rounding
+    try:
+        captured, graph = graph_for(network, leaves(inputs))
+    except CaptureError as error:
+        assume("in-place write that cannot be made pure" not in str(error))  # into permuted channels
+        raise
+    runner = runner_of(captured, graph, choose)
+    found = run_step(Running(copy.deepcopy(network), runner), inputs)
+    assert_same(found, wanted, exact=network.exact, quiet=1.0)
+    measured, predicted = peaks(runner, copy.deepcopy(network), inputs)
+    assert abs(measured - predicted) <= SCALARS, (measured, predicted)
+
+
+@some(120)
+@given(network=networks(), choose=any_plan())
+def test_integer_networks_are_equal(network: RandomNetwork, choose: Choose) -> None:
+    check(network, choose)
+
+
+@some(80)
+@given(network=networks(exact=False, ends=True), choose=any_plan())
+def test_float_networks_agree(network: RandomNetwork, choose: Choose) -> None:
+    check(network, choose)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@some(3000, derandomize=False)
+@given(network=networks(layers=8), choose=any_plan())
+def test_thousands_of_integer_networks(network: RandomNetwork, choose: Choose) -> None:
+    check(network, choose)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@some(2000, derandomize=False)
+@given(network=networks(exact=False, ends=True, layers=8), choose=any_plan())
+def test_thousands_of_float_networks(network: RandomNetwork, choose: Choose) -> None:
+    check(network, choose)
+
+
+# A stretch in tiles, as a node among whole ones
+
+
+@st.composite
+def stretches(draw: st.DrawFn, graph: Graph) -> tuple[Graph, dict[str, Segment]]:
+    """The graph around a stretch of nodes, and the stretch cut into rows."""
+    first = draw(st.integers(0, len(graph.nodes) - 1))
+    cut = cut_segment(graph, first, draw(st.integers(first + 1, len(graph.nodes))))
+    assume(cut is not None)
+    assert cut is not None
+    around, inner = cut
+    name = next(n.name for n in around.nodes if n.op == TILED)
+    size, mode = draw(st.integers(1, 9)), draw(st.sampled_from(["stream", "scatter", "gather"]))
+    wanted = {v.name: v.name in graph.producer or v.kind in (Kind.INPUT, Kind.PARAMETER) for v in inner.values}
+    try:
+        segment, _ = make_segment(name, inner, lambda lowered: plan_tiles(lowered, mode, {"w": size}), wanted)
+    except GridError:  # no image left to cut
+        assume(False)
+    return around, {name: segment}
+
+
+def stretch_runner(captured: Captured, choose: Choose, around: Graph, segments: dict[str, Segment]) -> Runner:
+    graded = [v.name for v in captured.graph.of_kind(Kind.INPUT, Kind.PARAMETER) if v.type.floating]
+    runner = runner_of(captured, training_graph(around, graded, segments=segments), choose)
+    runner.engine = StepEngine(runner.schedule, around, segments)
+    return runner
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@some(40)
+@given(data=st.data())
+def test_a_stretch_in_tiles(exact: bool, data: st.DataObject) -> None:
+    network = data.draw(networks(exact=exact, ends=not exact, layers=6))
+    inputs = network.inputs()
+    wanted = run_step(copy.deepcopy(network), inputs)
+    assume(exact or max(map(size_of, wanted.gradients.values())) > 1e-6)
+    try:
+        captured = export_module(network, leaves(inputs))
+    except CaptureError as error:
+        assume("in-place write that cannot be made pure" not in str(error))
+        raise
+    around, segments = data.draw(stretches(captured.graph))
+    runner = stretch_runner(captured, data.draw(any_plan()), around, segments)
+    found = run_step(Running(copy.deepcopy(network), runner), inputs)
+    assert_same(found, wanted, exact=exact, quiet=1.0)
+
+
+def test_nothing_is_left_to_chance() -> None:
+    """The same plan twice is the same step, to the last bit, floats or not."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.GELU(), nn.Conv2d(3, 2, 3))
+    x = torch.randn(2, 2, 9, 9)
+    runner = runner_of(*graph_for(net, leaves([x])), at_random(5))
+    first, second = (run_step(Running(copy.deepcopy(net), runner), [x]) for _ in range(2))
+    assert_same(first, second, exact=True)
