@@ -150,7 +150,7 @@ def assert_plans(
     constant: Sequence[int] = (),
     peak: bool = True,
 ) -> None:
-    """A step under every plan leaves behind what a plain step does and, if `peak`, needs the bytes that are predicted."""
+    """A step under every plan leaves behind what a plain step does and, if `peak`, needs the predicted bytes."""
     wanted = run_step(copy.deepcopy(module), inputs, constant=constant)
     graphs: Graphs = {}
     for at, choose in enumerate(choices):
