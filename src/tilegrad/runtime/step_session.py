@@ -120,13 +120,25 @@ class StepSession:
                     f"'{name}' was written to after the forward pass, and backward needs it as it was",
                     hint="backward before optimizer.step() and before writing in place to inputs and outputs",
                 )
-        for name, grad in zip(self.output_names, grads, strict=True):
-            if grad is not None:
-                self.brought[name] = self.brought[name] + grad if name in self.brought else grad
         with torch.no_grad():
+            self._take(grads)
             for step in self.engine.schedule.steps[self.engine.turn :]:
                 self._step(step)
         return {name: self.store[f"{name}.grad"] for name in self.tensors if f"{name}.grad" in self.store}
+
+    def _take(self, grads: Sequence[Tensor | None]) -> None:
+        """The gradients of the outputs; a value that was handed out several times gets the sum of all."""
+        summed = set()
+        for name, grad in zip(self.output_names, grads, strict=True):
+            if grad is None:
+                continue
+            if name in summed:
+                self.brought[name] += grad
+            elif name in self.brought:
+                self.brought[name] = self.brought[name] + grad  # not in place: what came is the caller's
+                summed.add(name)
+            else:
+                self.brought[name] = grad
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
