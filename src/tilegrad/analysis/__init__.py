@@ -1,0 +1,1 @@
+"""What a profile says: times, memory, and what could be better."""

@@ -1,0 +1,54 @@
+"""What a report shows, whatever it is about: figures, tables, and profiles to draw. `html` makes a page of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from ..profile import Profile
+
+Unit = Literal["text", "count", "bytes", "seconds", "share", "rate"]  # rate: a plain number with its unit in the head
+
+
+class Fact(NamedTuple):
+    """One figure of the header: "predicted peak", "1.2 GiB", "24% of the budget"."""
+
+    term: str
+    value: str
+    more: str = ""
+
+
+class Column(NamedTuple):
+    name: str
+    unit: Unit = "text"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of plain numbers and texts; the unit of a column says how to show them. None is shown as a dash."""
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: Sequence[Sequence[str | int | float | bool | None]]
+    marked: frozenset[int] = frozenset()  # rows to stress: the plan that was chosen
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A profile to draw. The first of a page is drawn whole; of the others only the memory curve, beside it."""
+
+    label: str  # "tiled", "plain"
+    profile: Profile
+
+
+@dataclass(frozen=True)
+class Page:
+    title: str
+    summary: str = ""
+    facts: tuple[Fact, ...] = ()
+    notes: tuple[str, ...] = ()
+    tables: tuple[Table, ...] = ()
+    profiles: tuple[Drawn, ...] = field(default=())
+    budget_bytes: int | None = None  # a line across the memory curve
