@@ -1,13 +1,37 @@
 """Train and run convolutional networks on images that do not fit in memory."""
 
-from .importers import capture as capture
-from .importers import load as load
-from .replay import Replay as Replay
-from .replay import replay as replay
-from .tiled import Plan as Plan
-from .tiled import TiledModule as TiledModule
-from .tiled import tile as tile
-from .verify import Verification as Verification
-from .verify import verify as verify
+from typing import TYPE_CHECKING
+
+from .lazy import lazy_names as _lazy_names
+
+if TYPE_CHECKING:
+    from .importers import capture as capture
+    from .importers import load as load
+    from .importers import load_profile as load_profile
+    from .profile import Profile as Profile
+    from .replayed import Replay as Replay
+    from .replayed import replay as replay
+    from .runtime.record import record as record
+    from .tiled import Plan as Plan
+    from .tiled import TiledModule as TiledModule
+    from .tiled import tile as tile
+    from .verification import Verification as Verification
+    from .verification import verify as verify
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "capture": "importers",
+    "load": "importers",
+    "load_profile": "importers",
+    "Profile": "profile",
+    "Replay": "replayed",
+    "replay": "replayed",
+    "record": "runtime.record",
+    "Plan": "tiled",
+    "TiledModule": "tiled",
+    "tile": "tiled",
+    "Verification": "verification",
+    "verify": "verification",
+}
+__getattr__, __dir__ = _lazy_names(__name__, _HOMES)

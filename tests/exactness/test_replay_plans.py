@@ -18,7 +18,7 @@ import tilegrad
 from tilegrad.errors import ModelError
 from tilegrad.ir import Build, Graph, Kind, TensorType, check_graph
 from tilegrad.planners import plan_keep, plan_sqrt, plan_tiles
-from tilegrad.replay import Outcome, Replay
+from tilegrad.replayed import Outcome, Replay
 from tilegrad.schedule.step_list import StepList, check_steps
 from tilegrad.sim.memory import measure_memory
 from tilegrad.testing.exact import size_of

@@ -12,7 +12,7 @@ from ..bounds import MODES
 from ..errors import InputError
 from ..report.verification import print_costs, print_differences
 from ..units import format_sizes, parse_sizes
-from ..verify import verify
+from ..verification import verify
 from .console import make_console
 from .model import add_model_arguments, input_shapes, load_model
 

@@ -24,6 +24,9 @@ from typing import Any, BinaryIO
 
 from ...errors import FormatError
 
+_COUNTS = re.compile(rb"-?\d+ +-?\d+ *\r?(\n|$)")
+_TENSOR = re.compile(rb"[^\n]*\n\d+ \d+ (_|\d+|/[^\n ]+)\r?(\n|$)")
+
 LONGEST_LINE, MOST_LINES, LARGEST_FILE = 1 << 20, 1_000_000, 1 << 27  # a dump of a hundred functions has 30 KB
 LONGEST_NAME = 500  # of tensors and functions: nodes are named after them, many times
 _LARGEST = (1 << 63) - 1  # of ids, bytes and counts; of attributes:
@@ -119,6 +122,11 @@ def load_dump(path: Path) -> Dump:
             return _Reader(file, path.name).dump()
         except OSError as error:
             raise _unreadable(path, error) from None
+
+
+def sniff_chainer(head: bytes) -> bool:
+    """Two counts and then a tensor; one of the two lines may be broken, and is then quoted in the error."""
+    return bool(_COUNTS.match(head) or _TENSOR.match(head))
 
 
 def open_file(path: Path) -> BinaryIO:

@@ -8,7 +8,6 @@ added in place: each is a value that lives in the memory of the one before.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,8 +19,6 @@ from .infer import ITEM_BYTES, Knowns, infer_shapes
 from .ops import Form, find_known, opaque_form
 from .order import pair_functions, sort_functions
 
-_COUNTS = re.compile(rb"-?\d+ +-?\d+ *\r?(\n|$)")
-_TENSOR = re.compile(rb"[^\n]*\n\d+ \d+ (_|\d+|/[^\n ]+)\r?(\n|$)")
 
 
 def load_chainer(path: Path) -> Graph:
@@ -33,11 +30,6 @@ def load_chainer(path: Path) -> Graph:
     graph = _Importer(dump, order, partners, known).run(path.stem)
     check_graph(graph)
     return graph
-
-
-def sniff_chainer(head: bytes) -> bool:
-    """Two counts and then a tensor; one of the two lines may be broken, and is then quoted in the error."""
-    return bool(_COUNTS.match(head) or _TENSOR.match(head))
 
 
 def _bytes(dump: Dump, f: Function) -> list[int]:

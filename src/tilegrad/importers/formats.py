@@ -1,0 +1,118 @@
+"""Load a graph or a profile from a file, whatever its format: the content tells, not the name."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, NoReturn
+
+from ..errors import FormatError
+from ..ir import Graph, check_graph, parse_graph
+from ..profile import Profile
+from .chainer.dump import open_file, sniff_chainer
+from .json_walk import Progress
+from .megengine.dump import sniff_megengine
+
+_HEAD_BYTES = 4096
+_LARGEST_TEXT = 1 << 28  # bytes of our own text form, which is read at once
+
+
+class Format(NamedTuple):
+    name: str
+    sniff: Callable[[bytes], bool]  # does a file that begins like this have the format?
+    gives: Literal["graph", "profile"]
+    reader: str  # module and function, imported when it is needed: some need torch
+
+
+def load(path: str | Path) -> Graph:
+    """The graph in this file. Raises `FormatError` where it cannot be read."""
+    format = find_format(path)
+    if format.gives == "graph":
+        return _reader(format)(Path(path))
+    profile: Profile = _reader(format)(Path(path))
+    if profile.graph is None:
+        what = f"a {format.name} that does not tell which operator reads what: there is no graph in it"
+        raise FormatError(what, where=Path(path).name, hint="tilegrad analyze shows what is in it")
+    return profile.graph
+
+
+def load_profile(path: str | Path, progress: Progress | None = None) -> Profile:
+    """The profile in this file. Raises `FormatError` where it cannot be read."""
+    format = find_format(path)
+    if format.gives != "profile":
+        what = f"a {format.name}: a graph, without times or addresses"
+        raise FormatError(what, where=Path(path).name, hint="tilegrad analyze, which simulates it")
+    found: Profile = _reader(format)(Path(path), progress)
+    return found
+
+
+def find_format(path: str | Path) -> Format:
+    """The format of a file."""
+    path = Path(path)
+    head = _head(path)
+    for format in FORMATS:
+        if format.sniff(head):
+            return format
+    names = ", ".join(format.name for format in FORMATS)
+    what = "the file is empty" if not head else "the file has no format that is known here"
+    raise FormatError(what, where=path.name, hint=f"one of: {names}")
+
+
+def _head(path: Path) -> bytes:
+    with open_file(path) as file:
+        try:
+            head = file.read(_HEAD_BYTES)
+            if head.startswith(b"\x1f\x8b"):
+                file.seek(0)
+                head = gzip.GzipFile(fileobj=file).read(_HEAD_BYTES)
+        except (OSError, EOFError, zlib.error) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise FormatError(f"the file cannot be read: {reason}", where=str(path)) from None
+    return head
+
+
+def _refuse_pickle(path: Path) -> NoReturn:
+    raise FormatError(
+        "a pickle, which could run any code when it is loaded, and so is not",
+        where=path.name,
+        hint="json.dump(torch.cuda.memory._snapshot(), open('snapshot.json', 'w')) where it was made",
+    )
+
+
+def _reader(format: Format) -> Callable[..., Any]:
+    module, function = format.reader.split(":")
+    found: Callable[..., Any] = getattr(import_module(module, __package__), function)
+    return found
+
+
+def _sniff_text(head: bytes) -> bool:
+    return head.startswith((b"graph ", b"value "))
+
+
+def load_text(path: Path) -> Graph:
+    """A graph in our own text form."""
+    with open_file(path) as file:
+        raw = file.read(_LARGEST_TEXT + 1)
+    if len(raw) > _LARGEST_TEXT:
+        raise FormatError(f"a graph of more than {_LARGEST_TEXT} bytes", where=path.name)
+    try:
+        graph = parse_graph(raw.decode())
+        check_graph(graph)
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise FormatError(f"bytes that are not UTF-8: {error.reason}", where=f"{path.name}:{line}") from None
+    except FormatError as error:
+        number = (error.where or "").removeprefix("line ")
+        where = f"{path.name}:{number}" if number.isdigit() else f"{path.name}: {error.where}"
+        raise FormatError(error.what, where=where, hint=error.hint) from None
+    return graph
+
+
+FORMATS = (
+    Format("tilegrad text", _sniff_text, "graph", ".formats:load_text"),
+    Format("chainer dump", sniff_chainer, "graph", ".chainer.graph:load_chainer"),
+    Format("megengine profile", sniff_megengine, "profile", ".megengine:load_megengine"),
+)
