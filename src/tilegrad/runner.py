@@ -97,7 +97,7 @@ class Runner:
             outputs = list(found)
         else:
             outputs, updates = session.forward()
-            _update(session, updates)
+            apply_updates(session, updates)
         return self._assemble(outputs)
 
     @property
@@ -135,7 +135,7 @@ class TiledFunction(Function):
         ctx.set_materialize_grads(False)
         ctx.session, ctx.names = session, names
         outputs, updates = session.forward()
-        _update(session, updates)
+        apply_updates(session, updates)
         plain = [o for o, name in zip(outputs, session.output_names, strict=True) if name not in session.needs]
         ctx.mark_non_differentiable(*plain)
         return tuple(outputs)
@@ -160,7 +160,7 @@ class TiledFunction(Function):
         return (None, None, *result)
 
 
-def _update(session: Session | StepSession, updates: Sequence[tuple[str, Tensor]]) -> None:
+def apply_updates(session: Session | StepSession, updates: Sequence[tuple[str, Tensor]]) -> None:
     with torch.no_grad():
         for name, value in updates:
             session.tensors[name].copy_(value)

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 import torch.utils._pytree as pytree
@@ -20,6 +20,37 @@ from .runtime import plain_bytes
 from .schedule import Schedule, format_plan, plan_to_json
 from .schedule.step_list import StepList
 from .search import Planning
+from .wrapped import Wrapped
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from .distributed import DistributedModule
+
+
+@overload
+def tile(
+    module: nn.Module,
+    *,
+    budget: str | int | None = None,
+    tile: int | Sequence[int] | Mapping[str, int] | None = None,
+    axes: str | Sequence[str] | None = None,
+    mode: str = "auto",
+    halos: str = "auto",
+    planner: str = "auto",
+) -> TiledModule: ...
+
+
+@overload
+def tile(
+    module: nn.Module,
+    *,
+    mesh: DeviceMesh,
+    budget: str | int | None = None,
+    exchange: str = "auto",
+    halos: str = "auto",
+    timeout: float | None = None,
+) -> DistributedModule: ...
 
 
 def tile(
@@ -31,7 +62,10 @@ def tile(
     mode: str = "auto",
     halos: str = "auto",
     planner: str = "auto",
-) -> TiledModule:
+    mesh: DeviceMesh | None = None,
+    exchange: str = "auto",
+    timeout: float | None = None,
+) -> TiledModule | DistributedModule:
     """Wrap `module` so that it runs in less memory: same parameters, same outputs, same gradients.
 
     tile: elements of the input per tile, one number or one per axis.
@@ -41,7 +75,16 @@ def tile(
     planner: "auto", or one of "keep", "segments", "recompute", "offload", "tile".
     axes: what to cut, among "n", "d", "h", "w" (default: the image's axes).
     mode: "stream", "scatter", "gather", "none", or "auto" (stream). halos: kept on "device", "host" or "disk".
+    mesh: ranks that own boxes of the image, a `DeviceMesh` with axes among "batch", "d", "h" and "w"; the budget is
+    then each rank's own. exchange: halos move once per "segment", per "layer", or what is faster ("auto"). timeout:
+    seconds to wait for another rank. See `tilegrad.distributed`.
     """
+    if mesh is not None:
+        from .distributed import distribute
+
+        if tile is not None or axes is not None or mode != "auto" or planner != "auto":
+            raise InputError("with a mesh there is a budget, but no tile, axes, mode or planner", hint='budget="4GiB"')
+        return distribute(module, mesh, budget=budget, exchange=exchange, halos=halos, timeout=timeout)
     return TiledModule(module, Options.parse(budget, tile, axes, mode, halos, planner))
 
 
@@ -49,45 +92,22 @@ def tile(
 class _State:
     """What a tiled module knows besides parameters: kept out of torch's registries."""
 
-    module: nn.Module
     options: Options
     plans: dict[Any, Runner] = field(default_factory=dict)
     last: Runner | None = None
 
 
-class TiledModule(nn.Module):
+class TiledModule(Wrapped):
     """The wrapped module. Planned on first use of an input shape; plans are kept."""
 
     def __init__(self, module: nn.Module, options: Options):
-        if isinstance(module, TiledModule):
+        if isinstance(module, Wrapped):
             raise InputError("this module is tiled already", hint="tile(model.module, …)")
-        super().__init__()
-        # The very same dictionaries: one set of parameters, buffers and children under unchanged names.
-        for part in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
-            self.__dict__[part] = module.__dict__[part]
-        self.__dict__["_state"] = _State(module, options)
-        self.training = module.training
-
-    @property
-    def module(self) -> nn.Module:
-        """The module as it was given."""
-        return self._state.module
+        super().__init__(module, _State(options))
 
     @property
     def options(self) -> Options:
         return self._state.options
-
-    def __getattr__(self, name: str) -> Any:
-        """Anything the wrapped module has, such as `model.features`."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(self.__dict__["_state"].module, name)
-
-    def train(self, mode: bool = True) -> TiledModule:
-        super().train(mode)
-        self.module.train(mode)
-        return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TiledModule:
         return TiledModule(copy.deepcopy(self.module, memo), self.options)

@@ -1,4 +1,4 @@
-"""Bytes and shapes as people write them: "2GiB" <-> 2147483648, "1x3x64x64" <-> (1, 3, 64, 64)."""
+"""Bytes, seconds and shapes as people write them: "2GiB" <-> 2147483648, "10us" <-> 1e-5, "1x3" <-> (1, 3)."""
 
 from __future__ import annotations
 
@@ -52,6 +52,35 @@ def format_bytes(count: int | float) -> str:
             break
         size /= 1024
     return f"{size:.0f}{unit}" if unit == "B" or abs(size) >= 100 else f"{size:.{2 if abs(size) < 10 else 1}f}{unit}"
+
+
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+_DURATION = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e-?[0-9]+)?)\s*([a-zµ]*)\s*", re.IGNORECASE)
+
+
+def parse_seconds(text: str) -> float:
+    """`"10us"`, `"1.5 ms"`, `"2s"`; without a unit seconds."""
+    match = _DURATION.fullmatch(text)
+    if not match or (match[2].lower() or "s") not in _SECONDS:
+        raise InputError(f"{text!r} is not a time", hint='"10us", "1.5ms" or "2s"')
+    return float(match[1]) * _SECONDS[match[2].lower() or "s"]
+
+
+def format_seconds(seconds: float) -> str:
+    """Three or four figures with a unit: `format_seconds(0.0228) == "22.8 ms"`."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if abs(seconds) >= size or unit == "us":
+            break
+    value = seconds / size
+    return f"{value:.{0 if abs(value) >= 1000 else 1 if abs(value) >= 10 else 2}f} {unit}"
+
+
+def format_rate(per_second: float, what: str) -> str:
+    """`format_rate(5.31e12, "FLOP/s") == "5.31 TFLOP/s"`; decimal, as data sheets are."""
+    for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0)):
+        if abs(per_second) >= size or not prefix:
+            break
+    return f"{per_second / size:.3g} {prefix}{what}"
 
 
 def parse_sizes(text: str, what: str = "shape") -> tuple[int, ...]:

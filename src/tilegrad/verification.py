@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -12,7 +13,9 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
+from .profile import Profile
 from .runtime import PeakBytes
+from .runtime.record import Recorder, record
 from .tiled import Plan, tile
 
 # Relative to the largest entry of a tensor: the same sums in another order. Below double precision a deep network
@@ -50,6 +53,7 @@ class Verification:
     tiled: Cost
     plan: Plan = field(repr=False)
     notes: tuple[str, ...] = ()
+    profiles: tuple[Profile, Profile] | None = field(default=None, repr=False)  # plain and tiled, where recorded
 
     @property
     def ok(self) -> bool:
@@ -79,8 +83,12 @@ class Verification:
         return f"{self.differ} / {self.elements} elements differ (largest relative difference {worst:.2g})"
 
 
-def verify(module: nn.Module, *inputs: Any, tolerance: float | None = None, **options: Any) -> Verification:
+def verify(
+    module: nn.Module, *inputs: Any, tolerance: float | None = None, recorded: bool = False, **options: Any
+) -> Verification:
     """Run one step of `module` plain and tiled (`options` as for `tilegrad.tile`) and compare everything.
+
+    recorded: both steps are recorded, as by `tilegrad.record`, which makes them a little slower.
 
     Works on copies: the module, its gradients and buffers stay as they are. Dropout is switched off, since plain
     PyTorch and tiles draw their masks from different streams.
@@ -89,14 +97,15 @@ def verify(module: nn.Module, *inputs: Any, tolerance: float | None = None, **op
     second = copy.deepcopy(first)
     tiled = tile(second, **options)
     tiled.plan_for(*map(_leaf, inputs))  # so that planning is not part of the step's time and memory
-    expected, plain_cost = _step(first, first, inputs)
-    found, tiled_cost = _step(tiled, second, inputs)
+    expected, plain_cost, plain = _step(first, first, inputs, "plain" if recorded else None)
+    found, tiled_cost, other = _step(tiled, second, inputs, "tiled" if recorded else None)
     noise = _rounding(module, inputs, expected) if tolerance is None else {}
     floor = QUIET * _loudest(expected)
     differences = tuple(
         _compare(name, expected[name], found.get(name), tolerance, noise.get(name, 0.0), floor) for name in expected
     )
-    return Verification(differences, plain_cost, tiled_cost, tiled.plan, tuple(notes))
+    profiles = (plain, other) if plain is not None and other is not None else None
+    return Verification(differences, plain_cost, tiled_cost, tiled.plan, tuple(notes), profiles)
 
 
 def _rounding(module: nn.Module, inputs: Sequence[Any], plain: dict[str, Tensor]) -> dict[str, float]:
@@ -105,7 +114,7 @@ def _rounding(module: nn.Module, inputs: Sequence[Any], plain: dict[str, Tensor]
         return {}
     exact, _ = _without_dropout(copy.deepcopy(module).double())
     wide = [x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for x in inputs]
-    reference, _ = _step(exact, exact, wide)
+    reference, _, _ = _step(exact, exact, wide)
     return {
         name: float((t.double() - reference[name]).abs().max())
         for name, t in plain.items()
@@ -120,13 +129,16 @@ def _without_dropout(module: nn.Module) -> tuple[nn.Module, list[str]]:
     return module, [f"dropout switched off in {len(random)} layers"] if random else []
 
 
-def _step(run: nn.Module, owner: nn.Module, inputs: Sequence[Any]) -> tuple[dict[str, Tensor], Cost]:
-    """Outputs, gradients and buffers of one step, and its cost."""
+def _step(
+    run: nn.Module, owner: nn.Module, inputs: Sequence[Any], name: str | None = None
+) -> tuple[dict[str, Tensor], Cost, Profile | None]:
+    """Outputs, gradients and buffers of one step, its cost, and with a name its recording."""
     args = [_leaf(x) for x in inputs]
     owner.zero_grad(set_to_none=True)
     device = next((p.device for p in owner.parameters()), torch.device("cpu"))
     begin = time.perf_counter()
-    with PeakBytes(device) as peak:
+    recorder = record(name) if name is not None else nullcontext()
+    with PeakBytes(device) as peak, recorder:
         outputs = [t for t in pytree.tree_leaves(run(*args)) if isinstance(t, Tensor)]
         roots = [t for t in outputs if t.requires_grad]
         if roots:
@@ -138,7 +150,8 @@ def _step(run: nn.Module, owner: nn.Module, inputs: Sequence[Any]) -> tuple[dict
             found[f"gradient of input {k}"] = x.grad
     found |= {f"gradient of {n}": p.grad for n, p in owner.named_parameters() if p.grad is not None}
     found |= {f"buffer {n}": b.detach().clone() for n, b in owner.named_buffers()}
-    return found, Cost(peak.bytes, took)
+    profile = recorder.profile if isinstance(recorder, Recorder) else None
+    return found, Cost(peak.bytes, took), profile
 
 
 def _leaf(item: Any) -> Any:

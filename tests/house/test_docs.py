@@ -96,7 +96,8 @@ def test_commands_parse(page: Path) -> None:
     for block in blocks(page):
         for command in re.findall(r"^\$ tilegrad (.+)$", block.text, re.MULTILINE) if block.info == "console" else ():
             try:
-                _parser().parse_args(shlex.split(command, comments=True))
+                words = shlex.split(command, comments=True)
+                _parser(words[0]).parse_args(words)
             except SystemExit as stop:  # argparse has printed what is wrong; --help and --version end with 0
                 if stop.code:
                     pytest.fail(f"line {block.line}: tilegrad {command}")

@@ -20,8 +20,18 @@ VAGUE = {"utils", "util", "helpers", "helper", "common", "core", "manager", "mis
 # What a user may import. Adding a name is a decision: add it here too.
 PUBLIC = {
     "tilegrad": {
-        "Plan", "Profile", "Replay", "TiledModule", "Verification", "capture", "load", "load_profile", "record",
-        "replay", "tile", "verify",
+        "Plan",
+        "Profile",
+        "Replay",
+        "TiledModule",
+        "Verification",
+        "capture",
+        "load",
+        "load_profile",
+        "record",
+        "replay",
+        "tile",
+        "verify",
     },
     "tilegrad.ops": {"Call", "Op", "Place", "Read", "Reduction", "Sample", "find", "op", "registered"},
 }

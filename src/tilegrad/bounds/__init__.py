@@ -13,6 +13,8 @@ from .lines import line_of as line_of
 from .lines import sinks_of as sinks_of
 from .lines import tile_line as tile_line
 from .lowering import lower_graph as lower_graph
+from .placement import Placement as Placement
+from .placement import place_values as place_values
 from .roles import Part as Part
 from .roles import Roles as Roles
 from .roles import sort_nodes as sort_nodes

@@ -4,7 +4,8 @@ the local operators as windows between values that have one length each.
 Rule L1  Every interval is clipped to its value here, and nowhere else.
 Rule L2  `own` is what a tile computes, `held` what it can read (its own and, in stream mode, the halo handed on from
          the tile before), `share` the part of a value for which no other tile answers: shares cover a value once.
-Rule L3  In stream mode shares and own intervals are the same: nothing is computed twice.
+Rule L3  In stream mode shares and own intervals are the same: nothing is computed twice. Where only a part of the
+         sinks is made (one rank's), what lies before the part is computed as far as it is needed, and is no share.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ..region import EMPTY, Interval, Window, cuts_of_count
 from .axes import Axes, call_of
 
 MODES = ("gather", "scatter", "stream")
-Cuts = Mapping[str, Sequence[int]]  # per value: 0 = c0 <= c1 <= … = n
+Cuts = Mapping[str, Sequence[int]]  # per value: c0 <= c1 <= …, from 0 to n or over a part of it
 Track = tuple[Interval, ...]  # one interval per tile
 
 
@@ -93,7 +94,8 @@ def sinks_of(graph: Graph, nodes: Sequence[Node]) -> set[str]:
 
 
 def tile_line(line: Line, mode: str, cuts: Cuts) -> Spans:
-    """Solve one axis. `cuts` are given for the sinks (scatter, stream) or for the sources (gather)."""
+    """Solve one axis. `cuts` are given for the sinks (scatter, stream) or for the sources (gather). In scatter and
+    stream mode they may cover a part of each sink, from the first cut to the last: then only that part is made."""
     match mode:
         case "scatter":
             return _scatter(line, cuts)
@@ -167,30 +169,43 @@ def _shares(track: Track, n: int) -> Track:
 
 def _stream(line: Line, cuts: Cuts) -> Spans:
     count = len(next(iter(cuts.values()))) - 1
-    readers = line.readers()
+    readers, first, active = line.readers(), *_window(line, cuts)
     ends: dict[str, list[int]] = {}
     for name in (*reversed([out for out, _ in line.steps]), *line.sources):
         n = line.sizes[name]
         track = list(cuts[name][1:]) if name in line.sinks else [0] * count
         for out, window in readers[name]:
             for t, upto in enumerate(ends[out]):
-                if upto:
+                if out in active and upto > first[out]:
                     track[t] = max(track[t], min(n, window.reads(upto - 1, upto).hi))
-        ends[name] = _climbing(track)
+        ends[name] = _climbing(track, first[name]) if name in active else [0] * count
     own: dict[str, Track] = {}
     held: dict[str, Track] = {}
+    share: dict[str, Track] = {}
     for name, end in ends.items():
-        keep = [_kept(line, ends, readers[name], name, t) for t in range(count)]
-        starts = [0, *end[:-1]]
+        keep = [_kept(line, ends, [r for r in readers[name] if r[0] in active], name, t) for t in range(count)]
+        starts = [first[name] if name in active else 0, *end[:-1]]
         own[name] = tuple(Interval(a, b) for a, b in zip(starts, end, strict=True))
         held[name] = tuple(
             Interval(a if t == 0 else min(a, keep[t - 1]), b) for t, (a, b) in enumerate(zip(starts, end, strict=True))
         )
-    return Spans("stream", count, own, held, own, own)
+        share[name] = own[name]
+        if name in line.sinks and (first[name] < cuts[name][0] or end[-1] > cuts[name][-1]):  # a part of a value
+            whole = Interval(cuts[name][0], cuts[name][-1])
+            share[name] = tuple(span.meet(whole) for span in own[name])
+    return Spans("stream", count, own, held, share, own)
 
 
-def _climbing(track: Sequence[int]) -> list[int]:
-    best, found = 0, []
+def _window(line: Line, cuts: Cuts) -> tuple[dict[str, int], set[str]]:
+    """Where each value begins, and the values of which anything is made. Cuts that begin at 0 make everything."""
+    if all(cuts[name][0] == 0 for name in line.sinks):
+        return dict.fromkeys(line.sizes, 0), set(line.sizes)
+    spans = _pull(line, {name: (Interval(cuts[name][0], cuts[name][-1]),) for name in line.sinks}, 1)
+    return {name: track[0].lo for name, track in spans.items()}, {n for n, track in spans.items() if not track[0].empty}
+
+
+def _climbing(track: Sequence[int], first: int) -> list[int]:
+    best, found = first, []
     for end in track:
         best = max(best, end)
         found.append(best)

@@ -17,10 +17,10 @@ from ..units import format_bytes
 from .console import make_console
 
 
-def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], shared: argparse.ArgumentParser) -> None:
-    bench = commands.add_parser("bench", help="measure this machine")
+def register(bench: argparse.ArgumentParser) -> None:
     subjects = bench.add_subparsers(title="what to measure", metavar="WHAT", required=True)
-    parser = subjects.add_parser("machine", parents=[shared], help="arithmetic, memory and link of this machine")
+    parser = subjects.add_parser("machine", help="arithmetic, memory and link of this machine")
+    parser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what to measure (default: cpu)")
     parser.add_argument("--out", metavar="FILE.toml", help="write a machine file, too")
     parser.add_argument("--force", action="store_true", help="measure again, even if there is a measurement")

@@ -9,11 +9,10 @@ from functools import partial
 from pathlib import Path
 
 from ..bounds import image_axes, lower_graph
-from ..errors import InputError, InternalError, ModelError
+from ..errors import InputError, ModelError
 from ..importers import export_module, load
-from ..ir import Graph, Kind, Node
+from ..ir import Kind
 from ..models import NETWORKS
-from ..ops import Op, aten, find
 from ..planners import Effort
 from ..report.plan import print_candidates, print_peak
 from ..report.plan_html import save_plan_html
@@ -21,15 +20,14 @@ from ..runtime import plain_bytes
 from ..runtime.measure import this_machine
 from ..runtime.training import training_graph
 from ..schedule import Storage
-from ..search import PLANNERS, Mixed, Planning, Search, Steps, forward_part, sweep
+from ..search import PLANNERS, Mixed, Planning, Search, Steps, imported_tiles, sweep
 from ..sim.machine import Machine, find_machine
 from ..units import parse_budget
 from .console import make_console
 from .model import input_shapes, load_model
 
 
-def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], shared: argparse.ArgumentParser) -> None:
-    parser = commands.add_parser("plan", parents=[shared], help="plan a training step inside a memory budget")
+def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL|FILE", help="a model as for `tilegrad tiles`, or a graph in a file")
     parser.add_argument(
         "--budget", action="append", required=True, metavar="4GB", help='bytes, or "0.5 of device"; repeat for a sweep'
@@ -57,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     effort = Effort(exact_s=args.seconds)
     if imported:
         graph = load(args.model)
-        steps, tiles, mixed = Steps(graph, machine, effort), _tiles_of_import(graph, machine), None
+        steps, tiles, mixed = Steps(graph, machine, effort), imported_tiles(graph, machine), None
         hosted = True
     else:
         hosted = (args.machine or default) != "this" or args.device == "cuda"
@@ -100,28 +98,6 @@ def _searches(
     tiles = Search(lowered, axes, "stream", graded, True, plain, machine)
     mixed = Mixed(graph, axes, graded, machine) if axes else None
     return Steps(training_graph(graph, graded), machine, effort, hosted), tiles, mixed
-
-
-def _tiles_of_import(graph: Graph, machine: Machine) -> Search | None:
-    """Tiles for a graph whose operators have box rules."""
-    forward = forward_part(graph)
-    if not all(len(node.outputs) == 1 and _can_run(node) for node in forward.nodes):
-        return None
-    try:
-        lowered = lower_graph(forward)
-        axes = tuple(image_axes(lowered))
-    except InputError:
-        return None
-    graded = tuple(v.name for v in lowered.of_kind(Kind.PARAMETER))
-    return Search(lowered, axes, "stream", graded, True, lambda: 0, machine) if axes else None
-
-
-def _can_run(node: Node) -> bool:
-    """Does this version of torch, or an operator of ours, know how? Tiles are predicted by running one."""
-    try:
-        return aten.overload(node.target) is not None if node.target else type(find(node)).run is not Op.run
-    except InternalError:
-        return False
 
 
 def _print(planning: Planning) -> None:

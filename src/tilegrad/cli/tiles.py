@@ -14,8 +14,7 @@ from .console import make_console
 from .model import add_model_arguments, input_shapes, load_model
 
 
-def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], shared: argparse.ArgumentParser) -> None:
-    parser = commands.add_parser("tiles", parents=[shared], help="boxes that each tile computes and reads")
+def register(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument("--grid", required=True, metavar="4x4", help="tiles per axis")
     parser.add_argument("--mode", choices=MODES, default="stream", help="way to tile (default: stream)")

@@ -10,7 +10,8 @@ import torch
 
 from ..bounds import MODES
 from ..errors import InputError
-from ..report.verification import print_costs, print_differences
+from ..report.html import save_page
+from ..report.verification import print_costs, print_differences, verification_page
 from ..units import format_sizes, parse_sizes
 from ..verification import verify
 from .console import make_console
@@ -19,8 +20,7 @@ from .model import add_model_arguments, input_shapes, load_model
 DTYPES = ("float64", "float32", "bfloat16")
 
 
-def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], shared: argparse.ArgumentParser) -> None:
-    parser = commands.add_parser("verify", parents=[shared], help="compare a tiled training step with plain PyTorch")
+def register(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument("--tile", metavar="128", help="elements of the input per tile: 128, or 128x256")
     parser.add_argument("--budget", metavar="2GiB", help="memory for the whole step, instead of --tile")
@@ -32,6 +32,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], shar
     parser.add_argument("--dtype", choices=DTYPES, default="float64", help="precision of both runs (default: float64)")
     parser.add_argument("--seed", type=int, default=0, help="of weights and inputs")
     parser.add_argument("--json", action="store_true", help="JSON on standard output")
+    parser.add_argument("--html", metavar="PATH", help="a report of both steps, recorded")
     parser.set_defaults(run=run)
 
 
@@ -43,12 +44,14 @@ def run(args: argparse.Namespace) -> int:
     dtype = getattr(torch, args.dtype)
     module = load_model(args.model, train=args.train).to(dtype)
     inputs = [torch.randn(shape, dtype=dtype) for shape in shapes]
-    found = verify(module, *inputs, **_options(args))
+    found = verify(module, *inputs, recorded=bool(args.html), **_options(args))
+    title = f"{args.model} on {', '.join(map(format_sizes, shapes))}, {args.dtype}"
+    if args.html:
+        save_page(verification_page(found, title), args.html)
     if args.json:
         print(json.dumps(found.to_json()))
         return 0 if found.ok else 1
     console = make_console()
-    title = f"{args.model} on {', '.join(map(format_sizes, shapes))}, {args.dtype}"
     print_differences(found.differences, console, title)
     for note in found.notes:
         console.print(f"note: {note}")

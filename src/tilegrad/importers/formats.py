@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -13,10 +11,12 @@ from ..errors import FormatError
 from ..ir import Graph, check_graph, parse_graph
 from ..profile import Profile
 from .chainer.dump import open_file, sniff_chainer
+from .cuda_snapshot import sniff_cuda_snapshot, sniff_pickle
+from .head import read_head
 from .json_walk import Progress
 from .megengine.dump import sniff_megengine
+from .torch_trace import sniff_torch_trace
 
-_HEAD_BYTES = 4096
 _LARGEST_TEXT = 1 << 28  # bytes of our own text form, which is read at once
 
 
@@ -52,26 +52,15 @@ def load_profile(path: str | Path, progress: Progress | None = None) -> Profile:
 def find_format(path: str | Path) -> Format:
     """The format of a file."""
     path = Path(path)
-    head = _head(path)
+    head = read_head(path)
     for format in FORMATS:
         if format.sniff(head):
             return format
+    if sniff_pickle(head):
+        _refuse_pickle(path)
     names = ", ".join(format.name for format in FORMATS)
     what = "the file is empty" if not head else "the file has no format that is known here"
     raise FormatError(what, where=path.name, hint=f"one of: {names}")
-
-
-def _head(path: Path) -> bytes:
-    with open_file(path) as file:
-        try:
-            head = file.read(_HEAD_BYTES)
-            if head.startswith(b"\x1f\x8b"):
-                file.seek(0)
-                head = gzip.GzipFile(fileobj=file).read(_HEAD_BYTES)
-        except (OSError, EOFError, zlib.error) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            raise FormatError(f"the file cannot be read: {reason}", where=str(path)) from None
-    return head
 
 
 def _refuse_pickle(path: Path) -> NoReturn:
@@ -115,4 +104,6 @@ FORMATS = (
     Format("tilegrad text", _sniff_text, "graph", ".formats:load_text"),
     Format("chainer dump", sniff_chainer, "graph", ".chainer.graph:load_chainer"),
     Format("megengine profile", sniff_megengine, "profile", ".megengine:load_megengine"),
+    Format("torch trace", sniff_torch_trace, "profile", ".torch_trace:load_torch_trace"),
+    Format("cuda memory snapshot", sniff_cuda_snapshot, "profile", ".cuda_snapshot:load_cuda_snapshot"),
 )

@@ -52,7 +52,7 @@ class _Adaptive(Reduction):
 class AdaptiveAvg(_Adaptive):
     saves = ()
 
-    def partial(self, call: Call, tile: Tensor, place: Place) -> tuple[Tensor, ...]:
+    def partial(self, call: Call, tile: Tensor, place: Place, *others: Tensor) -> tuple[Tensor, ...]:
         total = tile.to(torch.float32) if tile.dtype in (torch.float16, torch.bfloat16) else tile
         for dim in range(tile.dim() - self.spatial, tile.dim()):
             total = torch.stack([total.narrow(dim, b.lo, b.size).sum(dim) for b in self.bins(call, place, dim)], dim)
@@ -71,7 +71,7 @@ class AdaptiveAvg(_Adaptive):
             result = result / sizes.view(-1, *(1 for _ in range(rank - 1 - dim)))
         return result.to(getattr(torch, call.out.dtype))
 
-    def surrogate(self, call: Call, tile: Tensor, total: tuple[Tensor, ...], place: Place) -> Tensor:
+    def surrogate(self, call: Call, tile: Tensor, total: tuple[Tensor, ...], place: Place, *others: Tensor) -> Tensor:
         full = Place(Box.full(call.out.shape), place.reads)
         return self.finish(call, self.partial(call, tile, full))
 
@@ -90,7 +90,7 @@ class AdaptiveMax(_Adaptive):
 
     saves = ("indices",)
 
-    def partial(self, call: Call, tile: Tensor, place: Place) -> tuple[Tensor, ...]:
+    def partial(self, call: Call, tile: Tensor, place: Place, *others: Tensor) -> tuple[Tensor, ...]:
         image = tile.shape[-self.spatial :]
         axes = range(tile.dim() - self.spatial, tile.dim())
         values, places = [], []
@@ -124,7 +124,7 @@ class AdaptiveMax(_Adaptive):
         first = (a[0] > b[0]) | ((a[0] == b[0]) & (b[1] < 0)) | ((a[0] == b[0]) & (a[1] >= 0) & (a[1] < b[1]))
         return torch.where(first, a[0], b[0]), torch.where(first, a[1], b[1])
 
-    def surrogate(self, call: Call, tile: Tensor, total: tuple[Tensor, ...], place: Place) -> Tensor:
+    def surrogate(self, call: Call, tile: Tensor, total: tuple[Tensor, ...], place: Place, *others: Tensor) -> Tensor:
         at = total[1].detach().flatten(-self.spatial)
         inside = torch.ones_like(at, dtype=torch.bool)
         local, rest = torch.zeros_like(at), at

@@ -185,7 +185,11 @@ class Reduction(Op):
     def foldable(self, call: Call) -> bool:
         return True
 
-    def partial(self, call: Call, tile: Tensor, place: Place) -> tuple[Tensor, ...]:
+    def beside(self, call: Call, box: Box) -> tuple[Box, ...]:
+        """The boxes of further inputs that belong to a box of the first: `others` of `partial` and `surrogate`."""
+        return ()
+
+    def partial(self, call: Call, tile: Tensor, place: Place, *others: Tensor) -> tuple[Tensor, ...]:
         raise NotImplementedError
 
     def combine(self, call: Call, a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -194,8 +198,8 @@ class Reduction(Op):
     def finish(self, call: Call, total: tuple[Tensor, ...]) -> Tensor:
         return total[0]
 
-    def surrogate(self, call: Call, tile: Tensor, total: tuple[Tensor, ...], place: Place) -> Tensor:
-        return self.finish(call, self.partial(call, tile, place))
+    def surrogate(self, call: Call, tile: Tensor, total: tuple[Tensor, ...], place: Place, *others: Tensor) -> Tensor:
+        return self.finish(call, self.partial(call, tile, place, *others))
 
 
 def whole(shape: Sequence[int]) -> tuple[Read, ...]:

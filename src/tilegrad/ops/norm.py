@@ -105,7 +105,7 @@ class Moments(Reduction):
     def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
         return self.finish(call, self.partial(call, tiles[0], place))
 
-    def partial(self, call: Call, tile: Tensor, place: Place) -> tuple[Tensor, ...]:
+    def partial(self, call: Call, tile: Tensor, place: Place, *others: Tensor) -> tuple[Tensor, ...]:
         x = tile.to(torch.float32) if tile.dtype in (torch.float16, torch.bfloat16) else tile
         over = call.dims()
         count = prod(tile.shape[d] for d in over)
@@ -124,7 +124,7 @@ class Moments(Reduction):
         count, mean, square = total
         return torch.stack([mean, square / count])
 
-    def surrogate(self, call: Call, tile: Tensor, total: tuple[Tensor, ...], place: Place) -> Tensor:
+    def surrogate(self, call: Call, tile: Tensor, total: tuple[Tensor, ...], place: Place, *others: Tensor) -> Tensor:
         count, mean, _ = (t.detach() for t in total)
         x = tile.to(mean.dtype)
         over = call.dims()

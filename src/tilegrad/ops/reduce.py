@@ -30,7 +30,7 @@ class Sum(_Fold):
 
     saves = ()
 
-    def partial(self, call: Call, tile: Tensor, place: Place) -> tuple[Tensor, ...]:
+    def partial(self, call: Call, tile: Tensor, place: Place, *others: Tensor) -> tuple[Tensor, ...]:
         dtype = getattr(torch, call.out.dtype)
         dtype = torch.float32 if dtype in LOW else dtype
         return (tile.sum(call.dims(), keepdim=self.keep(call), dtype=dtype),)
@@ -68,7 +68,7 @@ class Extreme(_Fold):
         best = torch.amax if "max" in call.node.op else torch.amin
         return best(x, call.dims(), keepdim=True)
 
-    def partial(self, call: Call, tile: Tensor, place: Place) -> tuple[Tensor, ...]:
+    def partial(self, call: Call, tile: Tensor, place: Place, *others: Tensor) -> tuple[Tensor, ...]:
         best = self._best(call, tile)
         return best, (tile == best).sum(call.dims(), keepdim=True)
 
@@ -83,7 +83,7 @@ class Extreme(_Fold):
     def _squeeze(self, call: Call, x: Tensor) -> Tensor:
         return x if self.keep(call) else x.squeeze(tuple(call.dims()))
 
-    def surrogate(self, call: Call, tile: Tensor, total: tuple[Tensor, ...], place: Place) -> Tensor:
+    def surrogate(self, call: Call, tile: Tensor, total: tuple[Tensor, ...], place: Place, *others: Tensor) -> Tensor:
         best, ties = (t.detach() for t in total)
         share = (tile.detach() == best).to(tile.dtype) / ties
         return self._squeeze(call, (tile * share).sum(call.dims(), keepdim=True))

@@ -69,7 +69,7 @@ def _phases(
         again = replays.get(number, set())
         nodes = [n for n in graph.nodes if n in nodes or n.name in again]
         if number % 2:
-            found.append(_whole_phase(graph, number, nodes, kept))
+            found.append(whole_phase(graph, number, nodes, kept))
         elif folds or any(n.outputs[0] in kept for n in own):
             found.append(_tiled_phase(graph, axes, roles, number, nodes, folds, kept, mode, tile, lengths))
     return found
@@ -86,7 +86,7 @@ def _keep(graph: Graph, roles: Roles) -> tuple[set[str], dict[int, set[str]]]:
         if maker is None or (roles.phase[maker.name] == number and roles.part[maker.name] is not Part.FOLD):
             return
         local = roles.part[maker.name] is Part.LOCAL
-        if local and reader is not Part.WHOLE and value not in graph.outputs and _cheap(graph, maker):
+        if local and reader is not Part.WHOLE and value not in graph.outputs and works_cheaply(graph, maker):
             if maker.name not in replays.setdefault(number, set()):
                 replays[number].add(maker.name)
                 for name in maker.reads:
@@ -100,14 +100,14 @@ def _keep(graph: Graph, roles: Roles) -> tuple[set[str], dict[int, set[str]]]:
     return kept, replays
 
 
-def _cheap(graph: Graph, node: Node) -> bool:
+def works_cheaply(graph: Graph, node: Node) -> bool:
     op, call = find(node), call_of(graph, node)
     rule = op.reads(call) or ()
     pointwise = all(read.dim is None or read.window == POINT for dims in rule for read in dims)
     return pointwise and op.flops(call) <= CHEAP_FLOPS
 
 
-def _whole_phase(graph: Graph, number: int, nodes: Sequence[Node], kept: set[str]) -> Phase:
+def whole_phase(graph: Graph, number: int, nodes: Sequence[Node], kept: set[str]) -> Phase:
     made = {out for n in nodes for out in n.outputs}
     reads = dict.fromkeys(v for n in nodes for v in n.reads if v not in made)
     stores = tuple(v for n in nodes for v in n.outputs if v in kept)
@@ -128,7 +128,7 @@ def _tiled_phase(
 ) -> Phase:
     stores = tuple(n.outputs[0] for n in nodes if n.outputs[0] in kept and roles.phase[n.name] == number)
     sinks = {*stores, *(f.inputs[0].value for f in folds)}
-    nodes = _leading_to(sinks, nodes)
+    nodes = leading_to(sinks, nodes)
     forward = _tiling(graph, axes, roles, nodes, "scatter" if mode == "gather" else mode, tile, lengths, sinks)
     backward = _tiling(graph, axes, roles, nodes, mode, tile, lengths, sinks) if mode == "gather" else forward
     boxed = tuple(dict.fromkeys(v for line in forward.lines.values() for v in line.sources))
@@ -137,7 +137,7 @@ def _tiled_phase(
     return Phase(number, graph, tuple(nodes), folds, boxed, tuple(whole), stores, forward, backward)
 
 
-def _leading_to(sinks: Collection[str], nodes: Sequence[Node]) -> list[Node]:
+def leading_to(sinks: Collection[str], nodes: Sequence[Node]) -> list[Node]:
     """The nodes that `sinks` depend on; the others are only replayed in later phases."""
     wanted, found = set(sinks), []
     for node in reversed(nodes):

@@ -33,6 +33,7 @@ class Table:
     rows: Sequence[Sequence[str | int | float | bool | None]]
     marked: frozenset[int] = frozenset()  # rows to stress: the plan that was chosen
     caption: str = ""
+    mark: str = ""  # what marked rows are: "chosen"
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Drawn:
 
     label: str  # "tiled", "plain"
     profile: Profile
+    timed: bool = True  # false: the clock, and the spans with it, count steps and not seconds
 
 
 @dataclass(frozen=True)

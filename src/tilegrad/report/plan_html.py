@@ -1,95 +1,28 @@
-"""A planning as one HTML file: the candidates, memory over time, addresses, and what is alive at the peak.
+"""A planning as a page: the candidates, and the chosen plan and plain as profiles that never ran.
 
-Rule H1  Names and figures go into the page as JSON only, escaped so that no text can end the element it stands in; the
-         page puts them into text and canvases, never into markup.
-Rule H2  The page loads nothing and runs its own script alone: a policy in it names that script by its hash.
-Rule H3  The file is written whole or not at all.
-
-Limits: the page needs JavaScript. Tiles have no predicted time of their own: their memory is drawn in order.
+Limits: tiles have no predicted time of their own: their memory is drawn in order, and in one piece but at the peak.
 """
 
 from __future__ import annotations
 
-import base64
-import contextlib
-import hashlib
-import json
 import math
-import os
-import secrets
-import stat
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
-from ..errors import InputError
-from ..ir import Graph, Kind
+from ..errors import TilegradError
+from ..ir import Graph, Kind, Node
+from ..profile import Block, BlockKind, Operator, Profile, Span
 from ..schedule.step_list import StepList
 from ..schedule.steps import Fetch, Free, Offload, Run
+from ..sim.cost import node_cost, node_seconds
+from .html import save_page
+from .html_text import format_mib, format_seconds, format_share
+from .page import Column, Drawn, Fact, Page, Table
 from .plan import Item
 
-STEPS = ("forward", "again", "backward", "update", "free", "offload", "fetch", "tile")  # what a step may be
-SCRIPTS = ("plan_report.js", "plan_report_charts.js", "plan_report_map.js")
-BIRTHS = ("activation", "gradient", "again", "fetch")  # how a lifetime may begin
-
-# The policy's attribute is in capitals: who looks for addresses in the file finds none.
-_PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta HTTP-EQUIV="Content-Security-Policy" content="default-src 'none'; script-src '{script_hash}'; \
-style-src '{style_hash}'; base-uri 'none'; form-action 'none'">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="generator" content="tilegrad">
-<title>tilegrad plan</title>
-<style>{style}</style>
-</head>
-<body>
-<noscript><p>This report draws itself with JavaScript, which is off here. <code>tilegrad plan</code> prints the same
-figures.</p></noscript>
-<header>
-<h1 id="network"></h1>
-<p id="summary"></p>
-<dl id="facts"></dl>
-<ul id="notes" hidden></ul>
-</header>
-<main>
-<section aria-labelledby="candidates-title">
-<h2 id="candidates-title">Candidates</h2>
-<div class="scroll"><table id="candidates"></table></div>
-</section>
-<section id="curve" aria-labelledby="curve-title" hidden>
-<h2 id="curve-title">Memory over time</h2>
-<p id="curve-caption"></p>
-<ul class="legend" id="curve-legend"></ul>
-<div class="chart" id="curve-chart" aria-labelledby="curve-title" aria-describedby="curve-caption curve-keys"></div>
-<p class="keys" id="curve-keys">Point at a curve, or use the keys: left and right for steps, Page Up and Page Down for
-ten of them, Home and End, up and down for the other curve, P for the peak.</p>
-</section>
-<section id="map" aria-labelledby="map-title" hidden>
-<h2 id="map-title">Address map</h2>
-<p id="map-caption"></p>
-<ul class="legend" id="map-legend"></ul>
-<fieldset id="map-axis"><legend>across</legend>
-<label><input type="radio" name="across" value="time" checked> predicted time</label>
-<label><input type="radio" name="across" value="steps"> steps, each as wide as the other</label></fieldset>
-<div class="chart" id="map-chart" aria-labelledby="map-title" aria-describedby="map-caption map-keys"></div>
-<p class="keys" id="map-keys">Point at a rectangle, or use the keys: left and right in order of time, up and down to the
-neighbour in address, Home and End. What is too small to see is drawn together.</p>
-</section>
-<section id="peak" aria-labelledby="peak-title" hidden>
-<h2 id="peak-title">Alive at the peak</h2>
-<p id="peak-caption"></p>
-<div class="scroll"><table id="alive"></table></div>
-<button type="button" id="alive-more" hidden></button>
-</section>
-</main>
-<script type="application/json" id="plan-data">{data}</script>
-<script>{script}</script>
-</body>
-</html>
-"""
+RESIDENT = "parameters, inputs and their gradients"
+DEVICE, HOST = "device", "host"
 
 
 class Plan(Item, Protocol):
@@ -119,170 +52,235 @@ class Planned(Protocol):
 
 
 def save_plan_html(planning: Planned, path: str | Path) -> None:
-    """Write the report, whole or not at all (rule H3)."""
-    text = format_plan_html(planning)
-    draft = None
-    try:
-        target = Path(os.path.realpath(path))
-        if target.exists() and not stat.S_ISREG(target.stat().st_mode):  # never put a file in a device's place
-            _refuse("it is a folder or a device, not a file", path)
-        if not target.parent.is_dir():
-            _refuse(f"there is no folder {target.parent}", path, "make the folder first, or another --html OUT.html")
-        draft = target.with_name(f".tilegrad-{secrets.token_hex(8)}.tmp")
-        with open(draft, "x", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-        os.replace(draft, target)
-    except (OSError, ValueError) as error:
-        _refuse(getattr(error, "strerror", None) or str(error), path)
-    finally:
-        if draft is not None:
-            with contextlib.suppress(OSError):
-                draft.unlink()  # gone already where all went well
+    """Write the report, whole or not at all."""
+    save_page(plan_page(planning), path)
 
 
-def _refuse(why: str, path: str | Path, hint: str = "another --html OUT.html") -> NoReturn:
-    raise InputError(f"the report cannot be written: {why}", where=repr(str(path)), hint=hint)
-
-
-def format_plan_html(planning: Planned) -> str:
-    """The page as text."""
-    files = resources.files(__package__)
-    style = files.joinpath("plan_report.css").read_text(encoding="utf-8")
-    script = "".join(files.joinpath(name).read_text(encoding="utf-8") for name in SCRIPTS)
-    return _PAGE.format(
-        style=style,
-        style_hash=_hash(style),
-        script=script,
-        script_hash=_hash(script),
-        data=_escape(plan_data(planning)),
+def plan_page(planning: Planned) -> Page:
+    """All figures of it are predicted."""
+    chosen, plain = planning.chosen, planning.plain
+    plans = [("chosen plan", chosen)] + ([] if plain is chosen else [("plain", plain)])
+    drawn = [
+        Drawn(label, plan_profile(plan, planning.machine, addresses=plan is chosen), _timed(plan))
+        for label, plan in plans
+        if plan.memory is not None
+    ]
+    return Page(
+        title=planning.graph.name,
+        summary=f"The fastest plan found for a training step on {planning.machine.name} in a budget of "
+        f"{format_mib(planning.budget)}. All figures are predicted.",
+        facts=tuple(_facts(planning)),
+        notes=tuple(_notes(chosen)),
+        tables=(_candidates(planning),),
+        profiles=tuple(d for d in drawn if d.timed is drawn[0].timed),  # seconds and steps share no axis
+        budget_bytes=planning.budget,
     )
 
 
-def _hash(text: str) -> str:
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
-
-
-def _escape(data: dict[str, Any]) -> str:
-    """JSON in which no text means anything to HTML or to a script (rule H1). All of it is ASCII."""
-    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def plan_data(planning: Planned) -> dict[str, Any]:
-    """All that the page shows, as plain data. Texts are kept once: elsewhere stands their place in `texts`."""
-    texts, chosen, plain = _Texts(), planning.chosen, planning.plain
-    return {
-        "schema": 1,
-        "network": planning.graph.name,
-        "machine": planning.machine.name,
-        "budget_bytes": planning.budget,
-        "candidates": [
-            _figures(c, plain.time_s)
-            | {"fits": c.peak_bytes <= planning.budget, "chosen": c is chosen, "plain": c is plain}
-            for c in planning.candidates
-        ],
-        "chosen": _figures(chosen, plain.time_s) | _details(chosen, texts, addresses=True),
-        "plain": None if plain is chosen else _figures(plain, plain.time_s) | _details(plain, texts),
-        "step_kinds": STEPS,
-        "births": BIRTHS,
-        "texts": list(texts.places),
-    }
-
-
-class _Texts:
-    """Texts and their places."""
-
-    def __init__(self) -> None:
-        self.places: dict[str, int] = {}
-
-    def place(self, text: str) -> int:
-        return self.places.setdefault(text, len(self.places))
-
-
-def _figures(plan: Plan, plain_s: float) -> dict[str, Any]:
-    return {
-        "planner": plan.planner,
-        "detail": plan.detail,
-        "peak_bytes": plan.peak_bytes,
-        "time_s": _finite(plan.time_s),
-        "extra_time": _finite(plan.time_s / plain_s - 1) if plain_s else None,
-        "host_bytes": plan.host_bytes,
-        "notes": list(plan.notes),
-    }
-
-
-def _finite(number: float) -> float | None:
-    """JSON has no other numbers."""
-    return number if math.isfinite(number) else None
-
-
-def _details(plan: Plan, texts: _Texts, *, addresses: bool = False) -> dict[str, Any]:
-    """What is known step by step: nothing, bytes, or bytes and seconds."""
-    memory, time = plan.memory, plan.time if math.isfinite(plan.time_s) else None
-    found: dict[str, Any] = {"memory": None, "time": None, "steps": None, "alive": [], "addresses": None}
-    if time is not None:
-        found["time"] = {"total_s": time.total_s, "compute_s": time.compute_s, "stall_s": time.stall_s}
-    if memory is None:
-        return found
-    keys = ("peak_bytes", "peak_step", "resident_bytes", "host_peak_bytes")
-    found["memory"] = {key: getattr(memory, key) for key in keys}
-    found["alive"] = [[texts.place(a.value), a.bytes, texts.place(a.source)] for a in memory.alive]
-    kinds, whats = _steps(plan.schedule, memory.labels, len(memory.device))
-    found["steps"] = {
-        "kind": [STEPS.index(kind) for kind in kinds],
-        "what": [texts.place(what) for what in whats],
-        "start_s": list(time.starts) if time is not None else None,
-        "device_bytes": list(memory.device),
-        "host_bytes": list(memory.host),
-    }
-    if addresses and isinstance(plan.schedule, StepList) and plan.layout is not None:
-        found["addresses"] = _addresses(plan, plan.schedule, kinds, texts)
+def _facts(planning: Planned) -> list[Fact]:
+    chosen, plain, time = planning.chosen, planning.plain, planning.chosen.time
+    waits = (
+        f", {format_seconds(time.stall_s)} of it waiting for copies" if time is not None and time.stall_s > 0 else ""
+    )
+    extra = chosen.time_s / plain.time_s - 1 if plain.time_s else math.nan
+    against = f"{extra:+.1%} against plain" if math.isfinite(extra) else "plain is unknown"
+    found = [
+        Fact("machine", planning.machine.name),
+        Fact("budget", format_mib(planning.budget), f"{planning.budget:,} bytes"),
+        Fact("planner", chosen.planner, chosen.detail),
+        Fact(
+            "predicted peak",
+            format_mib(chosen.peak_bytes),
+            f"{format_share(chosen.peak_bytes / planning.budget)} of the budget; plain {format_mib(plain.peak_bytes)}",
+        ),
+        Fact("predicted time", format_seconds(chosen.time_s), against + waits),
+        Fact("to and from host", format_mib(chosen.host_bytes) if chosen.host_bytes else "none"),
+    ]
+    layout = chosen.layout
+    if layout is not None:
+        exact = "as small as can be" if layout.exact else f"{layout.excess:.2%} over what is alive at once"
+        found.append(Fact("addresses", format_mib(layout.range_bytes), f"for what comes and goes: {exact}"))
     return found
 
 
-def _steps(schedule: Any, labels: Sequence[str], count: int) -> tuple[list[str], list[str]]:
-    """Of every step its kind, and the node or value it is about."""
+def _notes(chosen: Plan) -> list[str]:
+    notes = list(chosen.notes)
+    if chosen.memory is None:
+        notes.append("Of this plan only peak and time are predicted: there is no memory by steps to draw.")
+    elif chosen.layout is None:
+        notes.append("Addresses are left to the allocator: there is no address map.")
+    return notes
+
+
+def _candidates(planning: Planned) -> Table:
+    budget, plain = planning.budget, planning.plain
+    order = sorted(planning.candidates, key=lambda c: (c.peak_bytes > budget, c.time_s))
+    rows = [
+        (
+            f"{c.planner} (plain)" if c is plain else c.planner,
+            c.detail,
+            c.peak_bytes,
+            "yes" if c.peak_bytes <= budget else f"{format_mib(c.peak_bytes - budget)} over",
+            c.time_s,
+            c.time_s / plain.time_s - 1 if plain.time_s else None,
+            c.host_bytes or None,
+        )
+        for c in order
+    ]
+    columns = (
+        Column("planner"),
+        Column("how"),
+        Column("peak", "bytes"),
+        Column("fits"),
+        Column("time", "seconds"),
+        Column("extra time", "share"),
+        Column("to and from host", "bytes"),
+    )
+    caption = f"What was tried for {format_mib(budget)}. Extra time is against plain."
+    marked = frozenset(i for i, c in enumerate(order) if c is planning.chosen)
+    return Table("Candidates", columns, rows, marked, caption, mark="chosen")
+
+
+# -- a plan as a profile -----------------------------------------------------------------------------------------------
+
+
+def _timed(plan: Plan) -> bool:
+    return plan.time is not None and math.isfinite(plan.time_s) and isinstance(plan.schedule, StepList)
+
+
+def plan_profile(plan: Plan, machine: Any, *, addresses: bool = True) -> Profile:
+    """As if the plan had been run and recorded: a tick is a step. Without predicted times the clock counts steps.
+    Addresses take some seconds to find."""
+    schedule, memory = plan.schedule, plan.memory
+    name = f"{plan.planner}: {plan.detail}"
+    resident = Block(RESIDENT, memory.resident_bytes, 0, len(memory.device), BlockKind.WEIGHT, None, DEVICE)
     if not isinstance(schedule, StepList):
-        return ["tile"] * count, [labels[i] if i < len(labels) else "" for i in range(count)]
-    kinds, whats, nodes = list[str](), list[str](), schedule.graph.node
-    ran: set[str] = set()
-    for step in schedule.steps:
-        match step:
-            case Run(node=name):
-                kinds.append("again" if name in ran else str(nodes[name].phase))
-                whats.append(nodes[name].describe())
-                ran.add(name)
-            case Free(value=name) | Offload(value=name) | Fetch(value=name):
-                kinds.append({Free: "free", Offload: "offload", Fetch: "fetch"}[type(step)])
-                whats.append(name)
-    return kinds, whats
+        operators, held = _tiles(memory)
+        clock = tuple(float(at) for at in range(len(memory.device)))
+        return Profile(name, "simulated", operators, (resident, *held), clock)
+    made = _Steps(schedule, plan.time.starts if _timed(plan) else None, machine)
+    offsets = plan.layout.offsets if addresses and plan.layout is not None else None
+    base = memory.resident_bytes
+    blocks = tuple(
+        Block(
+            life.name,
+            life.bytes,
+            life.start,
+            life.stop,
+            made.kind(life.name),
+            None if offsets is None else base + offsets[i],
+            DEVICE,
+            made.operator_of.get(life.start),
+        )
+        for i, life in enumerate(memory.lifetimes)
+    )
+    if offsets is not None:  # what is always there lies below what comes and goes
+        resident = Block(RESIDENT, base, 0, len(memory.device), BlockKind.WEIGHT, 0, DEVICE)
+    return Profile(name, "simulated", tuple(made.operators), (resident, *blocks, *made.copies), tuple(made.clock))
 
 
-def _addresses(plan: Plan, schedule: StepList, kinds: Sequence[str], texts: _Texts) -> dict[str, Any]:
-    """Where everything that comes and goes lies, a column for each thing to know of it."""
-    lives, layout, graph = plan.memory.lifetimes, plan.layout, schedule.graph
-    copies: dict[str, list[int]] = {}  # value -> steps that copy it to the host
-    for at, step in enumerate(schedule.steps):
+def _tiles(memory: Any) -> tuple[tuple[Operator, ...], list[Block]]:
+    """Of tiles only sums are known, and what is alive at the peak."""
+    labels = [memory.labels[i] if i < len(memory.labels) else f"step {i + 1}" for i in range(len(memory.device))]
+    operators = tuple(
+        Operator(str(i), label, "tile", device=Span(i, i + 1), stream="compute") for i, label in enumerate(labels)
+    )
+    blocks = list[Block]()
+    for at, total in enumerate(memory.device):
+        rest = max(0, total - memory.resident_bytes)
+        if at == memory.peak_step:
+            for item in memory.alive:
+                name = f"{item.value}, {item.source}" if item.source else item.value
+                blocks.append(Block(name, item.bytes, at, at + 1, BlockKind.ACTIVATION, device=DEVICE, maker=at))
+                rest -= item.bytes
+        if rest > 0:
+            blocks.append(Block(labels[at], rest, at, at + 1, BlockKind.ACTIVATION, device=DEVICE, maker=at))
+    return operators, blocks
+
+
+class _Steps:
+    """Walk a step list: operators on three streams, and the copies that wait on the host."""
+
+    def __init__(self, schedule: StepList, starts: Sequence[float] | None, machine: Any):
+        self.graph, self.sizes = schedule.graph, schedule.memory.bytes
+        self.steps = schedule.steps
+        self.clock = list(starts) if starts is not None else [float(at) for at in range(len(self.steps))]
+        self.timed, self.machine = starts is not None, machine
+        self.seconds = node_seconds(schedule.graph, machine) if self.timed else {}
+        self.operators: list[Operator] = []
+        self.operator_of: dict[int, int] = {}  # step -> place of its operator
+        self.copies: list[Block] = []
+        self._ran: set[str] = set()
+        self._on_host: dict[str, tuple[int, int]] = {}  # value -> step of its copy, place of the operator
+        self._free_s = {Offload: 0.0, Fetch: 0.0}  # when the link is free again
+        for at, step in enumerate(self.steps):
+            self._walk(at, step)
+        for value, (since, maker) in self._on_host.items():
+            self._host_block(value, since, len(self.steps), maker)
+
+    def kind(self, value: str) -> BlockKind:
+        gradient = self.graph.value[value].kind is Kind.GRADIENT
+        return BlockKind.GRADIENT if gradient else BlockKind.ACTIVATION
+
+    def _walk(self, at: int, step: Run | Free | Offload | Fetch) -> None:
+        if isinstance(step, Free):
+            return
+        place = self.operator_of[at] = len(self.operators)
+        if isinstance(step, Run):
+            self.operators.append(self._run(at, self.graph.node[step.node]))
+            return
+        self.operators.append(self._copy(at, step))
         if isinstance(step, Offload):
-            copies.setdefault(step.value, []).append(at)
+            self._on_host.setdefault(step.value, (at, place))
+        elif step.value in self._on_host:
+            since, maker = self._on_host.pop(step.value)
+            self._host_block(step.value, since, at + 1, maker)
 
-    def birth(name: str, start: int) -> str:
-        gradient = graph.value[name].kind is Kind.GRADIENT
-        return kinds[start] if kinds[start] in ("again", "fetch") else "gradient" if gradient else "activation"
+    def _host_block(self, value: str, start: int, stop: int, maker: int) -> None:
+        self.copies.append(Block(value, self.sizes[value], start, stop, self.kind(value), device=HOST, maker=maker))
 
-    return {
-        "value": [texts.place(life.name) for life in lives],
-        "type": [texts.place(str(graph.type(life.name))) for life in lives],
-        "made_by": [texts.place(graph.producer[life.name].describe()) for life in lives],
-        "bytes": [life.bytes for life in lives],
-        "offset": list(layout.offsets),
-        "start": [life.start for life in lives],
-        "stop": [life.stop for life in lives],
-        "birth": [BIRTHS.index(birth(life.name, life.start)) for life in lives],
-        "copied": [
-            next((at for at in copies.get(life.name, ()) if life.start <= at < life.stop), None) for life in lives
-        ],
-        "range_bytes": layout.range_bytes,
-        "live_bytes": layout.live_bytes,
-        "exact": layout.exact,
-    }
+    def _run(self, at: int, node: Node) -> Operator:
+        again, start = node.name in self._ran, self.clock[at]
+        self._ran.add(node.name)
+        end = start + self.seconds[node.name] if self.timed else start + 1
+        if at + 1 < len(self.clock):  # nothing else computes meanwhile
+            end = min(end, self.clock[at + 1])
+        flops, moved = self._cost(node)
+        return Operator(
+            str(at),
+            node.name,
+            node.op,
+            device=Span(start, max(start, end)),
+            stream="compute",
+            flops=flops,
+            bytes=moved,
+            in_shapes=tuple(self.graph.shape(name) for name in node.reads),
+            out_shapes=tuple(self.graph.shape(name) for name in node.outputs),
+            attrs={"again": True} if again else {},
+            module=node.source.module,
+            phase=node.phase,
+        )
+
+    def _copy(self, at: int, step: Offload | Fetch) -> Operator:
+        """Copies of one direction run one after another, beside computing."""
+        out, size = isinstance(step, Offload), self.sizes[step.value]
+        if self.timed:
+            start = max(self.clock[at], self._free_s[type(step)])
+            end = start + size / (self.machine.to_host_per_s if out else self.machine.from_host_per_s)
+            self._free_s[type(step)] = end
+        else:
+            start, end = self.clock[at], self.clock[at] + 1
+        attrs = {} if out else {"fetched": True}
+        kind, stream = ("copy to host", "to host") if out else ("copy from host", "from host")
+        return Operator(
+            str(at), step.value, kind, device=Span(start, end), stream=stream, bytes=size, attrs=attrs,
+            out_shapes=(self.graph.shape(step.value),),
+        )  # fmt: skip
+
+    def _cost(self, node: Node) -> tuple[int | None, int | None]:
+        """An operator that we do not know has no count."""
+        try:
+            cost = node_cost(self.graph, node)
+        except TilegradError:
+            return None, None
+        return (int(cost.flops) if cost.flops else None), int(cost.bytes)

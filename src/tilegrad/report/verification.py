@@ -1,30 +1,19 @@
-"""A verification as a table: one row per tensor, the verdict last."""
+"""A verification as a table, one row per tensor and the verdict last, and as a page with both steps."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from rich.console import Console
 from rich.table import Table
 
-from ..units import format_bytes
+from ..units import format_bytes, format_seconds
+from ..verification import Difference, Verification
+from . import page
+from .page import Column, Drawn, Fact, Page
 
 
-class Row(Protocol):
-    @property
-    def name(self) -> str: ...
-    @property
-    def elements(self) -> int: ...
-    @property
-    def differ(self) -> int: ...
-    @property
-    def max_absolute(self) -> float: ...
-    @property
-    def max_relative(self) -> float: ...
-
-
-def print_differences(rows: Sequence[Row], console: Console, title: str) -> None:
+def print_differences(rows: Sequence[Difference], console: Console, title: str) -> None:
     table = Table(title=title, title_justify="left")
     table.add_column("tensor", no_wrap=True)
     for column in ("differ", "of", "largest absolute", "largest relative"):
@@ -42,3 +31,36 @@ def print_costs(plain: tuple[int, float], tiled: tuple[int, float], console: Con
     peaks = f"plain {format_bytes(plain_bytes)}   tiled {format_bytes(tiled_bytes)} ({share:.1%})"
     console.print(f"peak bytes of the step   {peaks}")
     console.print(f"time of the step         plain {plain_s:.3f} s   tiled {tiled_s:.3f} s ({tiled_s / plain_s:.2f} x)")
+
+
+def verification_page(found: Verification, title: str) -> Page:
+    """The verdict, every tensor, and where time and memory went in both steps."""
+    plain, tiled = found.plain, found.tiled
+    share = f"{tiled.peak_bytes / plain.peak_bytes:.1%} of plain's" if plain.peak_bytes else ""
+    columns = (
+        Column("tensor"),
+        Column("differ", "count"),
+        Column("of", "count"),
+        Column("largest absolute", "rate"),
+        Column("largest relative", "rate"),
+    )
+    rows = [(d.name, d.differ, d.elements, d.max_absolute, d.max_relative) for d in found.differences]
+    profiles: tuple[Drawn, ...] = ()
+    if found.profiles is not None:
+        profiles = (Drawn("tiled", found.profiles[1]), Drawn("plain", found.profiles[0]))
+    return Page(
+        title=title,
+        summary="One training step, plain and tiled, compared tensor by tensor and recorded.",
+        facts=(
+            Fact("verdict", "equal" if found.ok else "different", str(found)),
+            Fact("peak, tiled", format_bytes(tiled.peak_bytes), share),
+            Fact("peak, plain", format_bytes(plain.peak_bytes)),
+            Fact("time, tiled", format_seconds(tiled.step_s), f"{tiled.step_s / plain.step_s:.2f} x plain's"),
+            Fact("time, plain", format_seconds(plain.step_s)),
+        ),
+        notes=found.notes,
+        tables=(
+            page.Table("Tensors", columns, rows, frozenset(i for i, d in enumerate(found.differences) if d.differ)),
+        ),
+        profiles=profiles,
+    )

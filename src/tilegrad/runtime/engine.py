@@ -142,7 +142,7 @@ class Session:
     def _outside(self, name: str) -> Tensor:
         if name in self.tensors:
             return self.tensors[name].to(self.device)
-        return self.read(name, Box.full(self.shape(name)))
+        return self.read(name, self.extent(name))
 
     def _forward_phase(self, phase: Phase) -> None:
         whole = {name: self.read(name, Box.full(self.shape(name))) for name in phase.whole}
@@ -174,7 +174,7 @@ class Session:
         self._check_unchanged()
         for name, grad in zip(self.engine.graph.outputs, grads, strict=True):
             if grad is not None and name in self.needs:
-                self.add_gradient(name, Box.full(self.shape(name)), grad, shared=True)
+                self.add_gradient(name, self.extent(name), grad, shared=True)
         for phase in reversed(self.engine.schedule.phases):
             self._backward_phase(phase)
             for node in (*phase.nodes, *phase.folds):
@@ -236,6 +236,10 @@ class Session:
     def shape(self, name: str) -> tuple[int, ...]:
         return self.engine.graph.shape(name)
 
+    def extent(self, name: str) -> Box:
+        """The part of a value that this session answers for: all of it."""
+        return Box.full(self.shape(name))
+
     def read(self, name: str, box: Box) -> Tensor:
         if name in self.values:
             return self.values[name].read(box)
@@ -267,7 +271,7 @@ class Session:
 
     def gradient(self, name: str, box: Box | None) -> Tensor | None:
         found = self.grads.get(name)
-        return None if found is None else found.read(Box.full(self.shape(name)) if box is None else box)
+        return None if found is None else found.read(self.extent(name) if box is None else box)
 
     def add_gradient(self, name: str, box: Box, grad: Tensor, *, shared: bool = False) -> None:
         """Add to the gradient of a whole value. `shared`: the caller's tensor must not be written to."""

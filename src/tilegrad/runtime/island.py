@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InternalError
-from ..ops import Place
+from ..ops import Call, Place
 from ..region import Box
 from ..schedule import Compute, Fold, Free, Join, Load, Phase, Step, Store
 from .seam import JoinFunction, OwnedFunction, Seam
@@ -179,14 +179,22 @@ class Island:
         call, op = session.engine.call(step.node), session.engine.reduction(step.node)
         value = call.node.inputs[0].value
         tile = self._tensor(value, step.box)
-        place = Place(Box.full(call.out.shape), (step.box,))
+        place = Place(session.extent(call.node.outputs[0]), (step.box,))
+        others = self._beside(call, step.box)
         if not self.graded:
-            session.fold(step.node, op.partial(call, tile, place))
+            session.fold(step.node, op.partial(call, tile, place, *others))
             return
         grad = session.gradient(call.node.outputs[0], None)
         if grad is not None and tile.requires_grad:
-            result = op.surrogate(call, tile, session.totals[step.node], place)
+            result = op.surrogate(call, tile, session.totals[step.node], place, *others)
             self.roots.append((result, grad.to(result.dtype).reshape(result.shape)))
+
+    def _beside(self, call: Call, box: Box) -> list[Tensor]:
+        """What a fold reads besides its first input, by box."""
+        boxes = self.session.engine.reduction(call.node.name).beside(call, box)
+        for name, part in zip(call.node.reads[1:], boxes, strict=True):
+            self._load(Load(name, part))
+        return [self.values[name][0] for name in call.node.reads[1:]]
 
 
 def _own_memory(leaves: Sequence[Tensor], seeds: Sequence[Tensor]) -> None:

@@ -3,6 +3,7 @@
 from .candidates import PLANNERS as PLANNERS
 from .candidates import Candidate as Candidate
 from .candidates import Steps as Steps
+from .imported import imported_tiles as imported_tiles
 from .mixed import Mixed as Mixed
 from .plan import Planning as Planning
 from .plan import Slack as Slack

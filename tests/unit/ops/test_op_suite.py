@@ -26,6 +26,7 @@ from tilegrad.region import Box, Interval, cuts_of_count, tiles
 
 # Made by lowering only, so no sample can call them; they are reached through the operators they come from.
 INTERNAL = {"moments", "normalize", "per_channel", "running_stat", "spread_of", "class_weight"}
+IMPORTED = {"add_relu", "add_sigmoid", "add_tanh"}  # other frameworks' operators: tested in test_fused.py
 # Names of torch that capture does not give with these samples: they are kept for other versions and other callers.
 UNREACHED = {
     "pointwise",  # where find() sends what torch tags as pointwise
@@ -274,26 +275,30 @@ def test_folding_tiles_is_reducing_the_whole(name: str, seed: int) -> None:
 def check_fold(run: Run, node: Node, op: Reduction, call: Call, parts: list[Box]) -> None:
     x, wanted = run.values[node.reads[0]], run.values[node.outputs[0]]
     places = [Place(Box.full(call.out.shape), (box,)) for box in parts]
-    partials = [op.partial(call, x[box.slices], place) for box, place in zip(parts, places, strict=True)]
+    beside = [run.values[name] for name in node.reads[1:]]
+    others = [[t[b.slices] for t, b in zip(beside, op.beside(call, box), strict=True)] for box in parts]
+    partials = [
+        op.partial(call, x[box.slices], place, *more) for box, place, more in zip(parts, places, others, strict=True)
+    ]
     total = reduce(lambda a, b: op.combine(call, a, b), partials)
     assert close(op.finish(call, total).reshape(wanted.shape), wanted, integral(x, wanted)), node.describe()
     if not x.is_floating_point():
         return
     whole, share = leaf(x), torch.zeros_like(x)
-    (grad,) = gradients(run.whole(node, [whole]), [whole])
-    for box, place in zip(parts, places, strict=True):
+    (grad,) = gradients(run.whole(node, [whole, *beside]), [whole])
+    for box, place, more in zip(parts, places, others, strict=True):
         tile = leaf(x[box.slices])
-        (part,) = gradients(op.surrogate(call, tile, total, place).reshape(wanted.shape), [tile])
+        (part,) = gradients(op.surrogate(call, tile, total, place, *more).reshape(wanted.shape), [tile])
         share[box.slices] += part
     assert grad is not None and close(share, grad, exact=False), node.describe()
 
 
 def test_every_operator_has_a_sample() -> None:
-    for cls in {type(op) for name, op in registered().items() if name not in INTERNAL}:
+    for cls in {type(op) for name, op in registered().items() if name not in INTERNAL | IMPORTED}:
         assert next(cls.samples(), None) is not None, cls
 
 
 def test_every_name_is_reached_or_known_not_to_be() -> None:
     runs = [run_of(label) for label in SAMPLES]
     reached = {node.op for run in runs for graph in (run.captured, run.graph) for node in graph.nodes}
-    assert set(registered()) - reached == UNREACHED | {"running_stat"}  # for that one see test_norm.py
+    assert set(registered()) - reached == UNREACHED | IMPORTED | {"running_stat"}  # for that one see test_norm.py

@@ -1,36 +1,26 @@
-"""The HTML report of a planning: complete, self-contained, inert whatever names say, written whole or not at all."""
+"""A planning as a page: its candidates, and its plans as profiles with every step, byte and address."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
-import os
-import re
-import shutil
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tilegrad.errors import InputError
 from tilegrad.ir import Graph, Input, Kind, Node, Phase, Role, TensorType, Value, check_graph
 from tilegrad.planners import Effort
-from tilegrad.report.plan_html import BIRTHS, STEPS, format_plan_html, save_plan_html
-from tilegrad.schedule.steps import Fetch, Free, Offload, Run
+from tilegrad.profile import BlockKind, Profile, check_profile
+from tilegrad.report.html import format_page
+from tilegrad.report.html_data import memory_curve
+from tilegrad.report.plan_html import RESIDENT, plan_page, plan_profile, save_plan_html
+from tilegrad.schedule.steps import Fetch, Offload, Run
 from tilegrad.search import Candidate, Planning, Steps, plan_step
 from tilegrad.sim.machine import find_machine
 from tilegrad.sim.memory import Alive, Memory
 
 HOSTILE = "</script><script>alert(1)</script><!--<script>\u2028\u2029\u202e&lt;{data}%s\\u003c'\"\x00\ud800"
-VOID = {"meta", "input"}
-FILES = Path(__file__).parents[3] / "src" / "tilegrad" / "report"
-
 Rename = Callable[[str], str]
 
 
@@ -64,11 +54,7 @@ def tiled(planning: Planning, memory: Memory | None) -> Planning:
     return replace(planning, candidates=(plain, chosen), chosen=chosen)
 
 
-def instant(plan: Candidate) -> Candidate:
-    """As on a machine that takes no time."""
-    assert plan.time is not None
-    time = replace(plan.time, total_s=0.0, compute_s=0.0, stall_s=0.0, starts=tuple(0.0 for _ in plan.time.starts))
-    return replace(plan, time_s=0.0, time=time)
+TILES = Memory((5, 9, 7), (0, 1, 0), 9, 1, 4, 1, (Alive("(the tile itself)", 3, "tile (1,)"),), (), ("a", "b"))
 
 
 @pytest.fixture(scope="module")
@@ -81,311 +67,175 @@ def recomputed() -> Planning:
     return plan_chain(planner="recompute")
 
 
-class Page(HTMLParser):
-    """Elements with their attributes, the texts of scripts, and whether all that opens closes."""
-
-    def __init__(self, text: str):
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.scripts: list[str] = []
-        self.styles: list[str] = []
-        self.open: list[str] = []
-        self.feed(text)
-        self.close()
-        assert not self.open
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-        if tag in ("script", "style"):
-            (self.scripts if tag == "script" else self.styles).append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, text: str) -> None:
-        if self.open and self.open[-1] == "script":
-            self.scripts[-1] += text
-        if self.open and self.open[-1] == "style":
-            self.styles[-1] += text
-
-    def figures(self) -> dict[str, Any]:
-        found = json.loads(self.scripts[0])
-        assert isinstance(found, dict)
-        return found
+both = pytest.mark.parametrize("which", ["offloaded", "recomputed"])
 
 
-# -- the file ----------------------------------------------------------------------------------------------------------
+def drawn(planning: Planning) -> Profile:
+    found = plan_page(planning).profiles[0].profile
+    check_profile(found)
+    return found
 
 
-def test_it_is_one_file_that_loads_nothing(offloaded: Planning) -> None:
-    text = format_plan_html(offloaded)
-    page = Page(text)
-    assert "http" not in text and not re.search(r"https?:|[^a-z0-9+/]//[a-z]|url\(|@import", text, re.IGNORECASE)
-    assert not {"link", "img", "iframe", "object", "embed", "base", "form"} & {tag for tag, _ in page.tags}
-    assert not [attrs for _, attrs in page.tags if {"src", "href", "style"} & set(attrs)]
-    assert not [attrs for _, attrs in page.tags if any(key.startswith("on") for key in attrs)]
-    assert [attrs.get("type") for tag, attrs in page.tags if tag == "script"] == ["application/json", None]
-
-
-def test_the_policy_names_the_script_and_the_style_alone(offloaded: Planning) -> None:
-    """Rule H2."""
-    page = Page(format_plan_html(offloaded))
-    policy = next(attrs["content"] for tag, attrs in page.tags if tag == "meta" and "http-equiv" in attrs)
-    hashes = [base64.b64encode(hashlib.sha256(t.encode()).digest()).decode() for t in (page.scripts[1], page.styles[0])]
-    assert policy == (
-        f"default-src 'none'; script-src 'sha256-{hashes[0]}'; style-src 'sha256-{hashes[1]}'; "
-        "base-uri 'none'; form-action 'none'"
-    )
-
-
-def test_identifiers_are_unique_and_labels_lead_somewhere(offloaded: Planning) -> None:
-    page = Page(format_plan_html(offloaded))
-    ids = [attrs["id"] for _, attrs in page.tags if "id" in attrs]
-    assert len(ids) == len(set(ids))
-    labels = [attrs[key] for _, attrs in page.tags for key in ("aria-labelledby", "aria-describedby") if key in attrs]
-    assert labels and {part for label in labels for part in (label or "").split()} <= set(ids)
-    assert set(re.findall(r'byId\("([^"]*)"\)', page.scripts[1])) <= set(ids)
-
-
-@pytest.mark.parametrize("name", ["plan_report.js", "plan_report_charts.js", "plan_report_map.js"])
-def test_the_script_makes_no_markup(name: str) -> None:
-    """Rule H1."""
-    text = (FILES / name).read_text()
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval|Function\(|\bon[a-z]+ ?=", text)
-    assert "</" not in text and "<!--" not in text
-    assert len(text.splitlines()) <= 400 and max(map(len, text.splitlines())) <= 120
-
-
-# -- names -------------------------------------------------------------------------------------------------------------
-
-
-def test_hostile_names_are_inert() -> None:
-    """Rule H1."""
-    planning = plan_chain(planner="offload", name=lambda s: s + HOSTILE, title=HOSTILE)
-    planning = replace(planning, machine=SimpleNamespace(name="m" + HOSTILE))  # no machine may be called that
-    plain = Page(format_plan_html(plan_chain(planner="offload")))
-    text = format_plan_html(planning)
-    page = Page(text)
-    assert page.tags == plain.tags and page.scripts[1] == plain.scripts[1]
-    assert not set("<>&\u2028\u2029") & set(page.scripts[0]) and page.scripts[0].isascii()
-    assert text.count("alert(1)") == page.scripts[0].count("alert(1)") > 0
-    assert page.figures()["network"] == HOSTILE and "v3" + HOSTILE in page.figures()["texts"]
-
-
-def test_a_hostile_plan_can_be_written(tmp_path: Path) -> None:
-    """Half a surrogate pair cannot be encoded: it must be escaped."""
-    save_plan_html(plan_chain(planner="offload", name=lambda s: s + HOSTILE, title=HOSTILE), tmp_path / "p.html")
-    assert Page((tmp_path / "p.html").read_text(encoding="utf-8")).figures()["network"] == HOSTILE
-
-
-# -- figures -----------------------------------------------------------------------------------------------------------
+# -- the page ----------------------------------------------------------------------------------------------------------
 
 
 def test_candidates_are_all_there() -> None:
     planning = plan_chain(0.7)
-    found = Page(format_plan_html(planning)).figures()
-    figures = planning.to_json()
-    assert (found["network"], found["machine"], found["budget_bytes"]) == ("chain", "v100", planning.budget)
-    assert len(found["candidates"]) == len(planning.candidates) > 3
-    for row, expected in zip(found["candidates"], figures["candidates"], strict=True):
-        assert {key: row[key] for key in row if key not in ("chosen", "plain")}.items() <= expected.items()
-    assert [row["chosen"] for row in found["candidates"]] == [c is planning.chosen for c in planning.candidates]
-    assert [row["plain"] for row in found["candidates"]] == [c is planning.plain for c in planning.candidates]
+    page = plan_page(planning)
+    assert page.title == "chain" and page.budget_bytes == planning.budget and "on v100 in a budget of" in page.summary
+    table, base = page.tables[0], planning.plain.time_s
+    found = {(row[1], row[2], row[4], row[5], row[6]) for row in table.rows}
+    assert found == {
+        (c.detail, c.peak_bytes, c.time_s, c.time_s / base - 1, c.host_bytes or None) for c in planning.candidates
+    }
+    assert len(table.rows) == len(planning.candidates) > 3
+    (marked,) = table.marked
+    assert table.rows[marked][1] == planning.chosen.detail and table.mark == "chosen"
+    assert [row[3] == "yes" for row in table.rows] == sorted(
+        (r[2] <= planning.budget for r in table.rows), reverse=True
+    )  # type: ignore[operator]
+    assert [row[0] for row in table.rows].count("keep (plain)") == 1
 
 
-@pytest.mark.parametrize("which", ["offloaded", "recomputed"])
-def test_steps_and_bytes_are_those_of_the_plan(which: str, request: pytest.FixtureRequest) -> None:
-    planning = request.getfixturevalue(which)
-    found = Page(format_plan_html(planning)).figures()
-    for key, plan in (("chosen", planning.chosen), ("plain", planning.plain)):
-        memory, time, steps, texts = plan.memory, plan.time, found[key]["steps"], found["texts"]
-        assert memory is not None and time is not None
-        assert found[key]["peak_bytes"] == plan.peak_bytes == found[key]["memory"]["peak_bytes"]
-        assert found[key]["time_s"] == plan.time_s == found[key]["time"]["total_s"]
-        assert steps["device_bytes"] == list(memory.device) and steps["host_bytes"] == list(memory.host)
-        assert steps["start_s"] == list(time.starts)
-        assert [(texts[a], b, texts[c]) for a, b, c in found[key]["alive"]] == [
-            (a.value, a.bytes, a.source) for a in memory.alive
-        ]
-        kinds = [STEPS[kind] for kind in steps["kind"]]
-        names = {"free": Free, "offload": Offload, "fetch": Fetch}
-        assert [names.get(kind, Run) for kind in kinds] == [type(step) for step in plan.schedule.steps]
-        runs = [texts[w] for w, kind in zip(steps["what"], kinds, strict=True) if kind not in names]
-        assert runs == [plan.schedule.graph.node[name].describe() for name in plan.schedule.runs]
-        assert kinds.count("again") == len(runs) - len(set(runs))
-    assert found["step_kinds"] == list(STEPS) and found["births"] == list(BIRTHS)
+def test_facts(offloaded: Planning) -> None:
+    facts = {fact.term: fact for fact in plan_page(offloaded).facts}
+    assert set(facts) == {
+        "machine", "budget", "planner", "predicted peak", "predicted time", "to and from host", "addresses",
+    }  # fmt: skip
+    assert facts["planner"].value == "offload" and facts["budget"].more == f"{offloaded.budget:,} bytes"
+    assert facts["to and from host"].value.endswith(" MiB") and "against plain" in facts["predicted time"].more
 
 
-@pytest.mark.parametrize("which", ["offloaded", "recomputed"])
-def test_addresses_are_those_of_the_plan(which: str, request: pytest.FixtureRequest) -> None:
-    chosen = request.getfixturevalue(which).chosen
-    found = Page(format_plan_html(request.getfixturevalue(which))).figures()
-    rows, texts, layout = found["chosen"]["addresses"], found["texts"], chosen.layout
-    lives = chosen.memory.lifetimes
-    assert rows["offset"] == list(layout.offsets) and rows["range_bytes"] == layout.range_bytes
-    assert [texts[i] for i in rows["value"]] == [life.name for life in lives]
-    assert list(zip(rows["bytes"], rows["start"], rows["stop"], strict=True)) == [
-        (life.bytes, life.start, life.stop) for life in lives
-    ]
-    steps = chosen.schedule.steps
-    for life, birth, copied in zip(lives, rows["birth"], rows["copied"], strict=True):
-        again = isinstance(steps[life.start], Run) and steps[life.start] in steps[: life.start]
-        expected = "fetch" if isinstance(steps[life.start], Fetch) else "again" if again else BIRTHS[birth]
-        assert BIRTHS[birth] == expected
-        assert (copied is not None) == (Offload(life.name) in steps[life.start : life.stop])
-        assert copied is None or steps[copied] == Offload(life.name)
-    special = {"offloaded": "fetch", "recomputed": "again"}[which]
-    assert BIRTHS.index(special) in rows["birth"]
-
-
-def test_plain_is_not_told_twice() -> None:
-    planning = plan_chain(2.0)
-    assert planning.chosen is planning.plain
-    assert Page(format_plan_html(planning)).figures()["plain"] is None
+def test_the_chosen_plan_and_plain_are_drawn(offloaded: Planning) -> None:
+    assert [d.label for d in plan_page(offloaded).profiles] == ["chosen plan", "plain"]
+    plain = plan_chain(2.0)
+    assert plain.chosen is plain.plain and [d.label for d in plan_page(plain).profiles] == ["chosen plan"]
 
 
 @pytest.mark.parametrize("time_s", [0.0, float("inf"), float("nan")])
-def test_times_that_json_cannot_say(offloaded: Planning, time_s: float) -> None:
-    plain = replace(offloaded.plain, time_s=time_s)
-    found = Page(format_plan_html(replace(offloaded, plain=plain))).figures()
-    assert found["plain"]["time_s"] in (0.0, None) and found["chosen"]["extra_time"] in (None, -1.0)
+def test_times_that_cannot_be(offloaded: Planning, time_s: float) -> None:
+    page = plan_page(replace(offloaded, plain=replace(offloaded.plain, time_s=time_s)))
+    assert len(page.profiles) == (2 if time_s == 0 else 1)
+    assert format_page(page)  # of JSON, which knows no such numbers
+
+
+def test_hostile_names_and_machines(tmp_path: Path) -> None:
+    planning = plan_chain(planner="offload", name=lambda s: s + HOSTILE, title=HOSTILE)
+    machine = replace(planning.machine)
+    object.__setattr__(machine, "name", "m" + HOSTILE)  # no machine may be called that
+    save_plan_html(replace(planning, machine=machine), tmp_path / "p.html")
+    text = (tmp_path / "p.html").read_text(encoding="utf-8")
+    assert text.count("<script") == 2 and "\\u003cscript" in text
+
+
+# -- plans as profiles -------------------------------------------------------------------------------------------------
+
+
+@both
+def test_memory_is_that_of_the_plan(which: str, request: pytest.FixtureRequest) -> None:
+    planning = request.getfixturevalue(which)
+    profile, memory, time = drawn(planning), planning.chosen.memory, planning.chosen.time
+    assert memory is not None and time is not None and profile.clock == time.starts
+    device, host = memory_curve(profile, "device"), memory_curve(profile, "host")
+    for at, step in enumerate(planning.chosen.schedule.steps):
+        # A value counts while it is freed, though it lives only up to there; that takes no time.
+        assert device[at] == memory.device[at] if isinstance(step, Run | Fetch) else device[at] <= memory.device[at]
+    assert max(device) == memory.peak_bytes == planning.chosen.peak_bytes
+    assert device.index(max(device)) == memory.peak_step and host == list(memory.host)
+    alive = sorted(b.bytes for b in profile.blocks if b.device == "device" and b.start <= memory.peak_step < b.stop)
+    assert alive == sorted([memory.resident_bytes, *(item.bytes for item in memory.alive)])
+    assert profile.devices[0] == "device"
+
+
+@both
+def test_addresses_are_those_of_the_plan(which: str, request: pytest.FixtureRequest) -> None:
+    planning = request.getfixturevalue(which)
+    profile, memory, layout = drawn(planning), planning.chosen.memory, planning.chosen.layout
+    base = memory.resident_bytes
+    first, *lives = [b for b in profile.blocks if b.device == "device"]
+    assert (first.name, first.bytes, first.address, first.start, first.stop) == (RESIDENT, base, 0, 0, profile.ticks)
+    found = [(b.name, b.bytes, b.start, b.stop, b.address) for b in lives]
+    assert found == [
+        (life.name, life.bytes, life.start, life.stop, base + offset)
+        for life, offset in zip(memory.lifetimes, layout.offsets, strict=True)
+    ]
+    kinds = {b.name: b.kind for b in lives}
+    assert kinds["v3"] is BlockKind.ACTIVATION and kinds["g3"] is BlockKind.GRADIENT
+    plain = plan_page(planning).profiles[1].profile
+    assert all(block.address is None for block in plain.blocks)
+
+
+@both
+def test_operators_are_the_steps_of_the_plan(which: str, request: pytest.FixtureRequest) -> None:
+    planning = request.getfixturevalue(which)
+    chosen, profile = planning.chosen, drawn(planning)
+    steps, time = chosen.schedule.steps, chosen.time
+    by_step = {int(op.id): op for op in profile.operators}
+    streams = {Run: "compute", Offload: "to host", Fetch: "from host"}
+    ran: set[str] = set()
+    for at, step in enumerate(steps):
+        op = by_step.pop(at, None)
+        assert (op is not None) == (type(step) in streams)
+        if op is None:
+            continue
+        assert op.stream == streams[type(step)] and op.device is not None and op.device.start_s >= time.starts[at]
+        if isinstance(step, Run):
+            node = chosen.schedule.graph.node[step.node]
+            assert (op.name, op.type, op.phase) == (node.name, node.op, node.phase)
+            assert op.device.total_s == pytest.approx(node.time_s)
+            assert op.attrs.get("again", False) == (step.node in ran)
+            ran.add(step.node)
+        else:
+            assert op.name == step.value
+    assert not by_step
+    compute = sum(op.device.total_s for op in profile.operators if op.stream == "compute" and op.device)
+    assert compute == pytest.approx(time.compute_s)
+    assert max(op.device.end_s for op in profile.operators if op.device) == pytest.approx(time.total_s)
+
+
+@both
+def test_makers_tell_what_was_made_again_and_what_came_back(which: str, request: pytest.FixtureRequest) -> None:
+    planning = request.getfixturevalue(which)
+    profile, steps = drawn(planning), planning.chosen.schedule.steps
+    for block in profile.blocks:
+        if block.name == RESIDENT:
+            continue
+        assert block.maker is not None
+        maker = profile.operators[block.maker]
+        assert int(maker.id) == block.start
+        assert bool(maker.attrs.get("fetched")) == isinstance(steps[block.start], Fetch)
+    key = {"offloaded": "fetched", "recomputed": "again"}[which]
+    assert any(op.attrs.get(key) for op in profile.operators)
+    streams = [op for op in profile.operators if op.stream == "to host"]
+    ends = [op.device.end_s for op in streams if op.device]
+    assert all(b.device.start_s >= e for b, e in zip(streams[1:], ends, strict=False) if b.device)  # one after another
+
+
+def test_without_times_the_clock_counts_steps(offloaded: Planning) -> None:
+    plan = replace(offloaded.chosen, time=None)
+    profile = plan_profile(plan, offloaded.machine)
+    check_profile(profile)
+    assert profile.clock == tuple(map(float, range(len(plan.schedule.steps))))  # type: ignore[union-attr]
+    assert not plan_page(replace(offloaded, chosen=plan)).profiles[0].timed
 
 
 def test_tiles_without_memory(offloaded: Planning) -> None:
-    found = Page(format_plan_html(tiled(offloaded, None))).figures()
-    assert [found["chosen"][key] for key in ("memory", "time", "steps", "addresses")] == [None] * 4
-    assert found["chosen"]["peak_bytes"] == offloaded.plain.peak_bytes // 2 and found["plain"]["steps"] is not None
-
-
-TILES = Memory((5, 9, 7), (0, 1, 0), 9, 1, 4, 1, (Alive("(the tile itself)", 5, "tile (1,)"),), (), ("a", "b", "c"))
+    page = plan_page(tiled(offloaded, None))
+    assert [d.label for d in page.profiles] == ["plain"] and "only peak and time are predicted" in page.notes[0]
 
 
 def test_tiles_with_memory(offloaded: Planning) -> None:
-    found = Page(format_plan_html(tiled(offloaded, TILES))).figures()
-    steps = found["chosen"]["steps"]
-    assert steps["start_s"] is None and found["chosen"]["addresses"] is None
-    assert [found["texts"][i] for i in steps["what"]] == ["a", "b", "c"] and steps["device_bytes"] == [5, 9, 7]
+    page = plan_page(tiled(offloaded, TILES))
+    profile = page.profiles[0].profile
+    check_profile(profile)
+    assert not page.profiles[0].timed and len(page.profiles) == 1 and "no address map" in page.notes[0]
+    assert memory_curve(profile, "device") == [5, 9, 7]
+    assert [op.name for op in profile.operators] == ["a", "b", "step 3"]
+    alive = [(b.name, b.bytes) for b in profile.blocks if b.start <= 1 < b.stop]
+    assert alive == [(RESIDENT, 4), ("(the tile itself), tile (1,)", 3), ("b", 2)]
 
 
-# -- writing -----------------------------------------------------------------------------------------------------------
-
-
-def test_it_is_written_and_written_again(offloaded: Planning, tmp_path: Path) -> None:
-    path = tmp_path / "plan.html"
-    path.write_text("old")
-    save_plan_html(offloaded, path)
-    assert path.read_text(encoding="utf-8") == format_plan_html(offloaded)
-    assert os.listdir(tmp_path) == ["plan.html"]
-
-
-def test_a_link_stays_a_link(offloaded: Planning, tmp_path: Path) -> None:
-    (tmp_path / "real.html").write_text("old")
-    (tmp_path / "link.html").symlink_to("real.html")
-    save_plan_html(offloaded, str(tmp_path / "link.html"))
-    assert (tmp_path / "link.html").is_symlink() and "plan-data" in (tmp_path / "real.html").read_text(encoding="utf-8")
-
-
-def test_a_folder_that_is_not_there(offloaded: Planning, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"the report cannot be written: there is no folder .*none\n.*plan\.html"):
-        save_plan_html(offloaded, tmp_path / "none" / "plan.html")
-    assert not os.listdir(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["folder", "x" * 300 + ".html", "a\0b.html", "file/plan.html"])
-def test_paths_that_cannot_be(offloaded: Planning, tmp_path: Path, name: str) -> None:
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="the report cannot be written"):
-        save_plan_html(offloaded, f"{tmp_path}/{name}")
-    assert sorted(os.listdir(tmp_path)) == ["file", "folder"] and not os.listdir(tmp_path / "folder")
-
-
-def test_a_device_is_left_alone(offloaded: Planning) -> None:
-    with pytest.raises(InputError, match="a folder or a device"):
-        save_plan_html(offloaded, os.devnull)
-
-
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_nothing_is_left_behind(
-    offloaded: Planning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
-) -> None:
-    (tmp_path / "plan.html").write_text("old")
-
-    def fail(*_: object) -> None:
-        raise error
-
-    monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises((InputError, KeyboardInterrupt), match=r"No space left|^$"):
-        save_plan_html(offloaded, tmp_path / "plan.html")
-    assert os.listdir(tmp_path) == ["plan.html"] and (tmp_path / "plan.html").read_text() == "old"
-
-
-# -- the page, run by node without a browser ---------------------------------------------------------------------------
-
-BROWSER = Path(__file__).parent / "plan_page.js"
-needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
-
-
-def run_page(planning: Planning, tmp_path: Path) -> dict[str, Any]:
-    """What the page says: texts by identifier, hidden parts, the lines of charts as they are walked through."""
-    page = Page(format_plan_html(planning))
-    ids = {attrs["id"]: [tag, "hidden" in attrs] for tag, attrs in page.tags if "id" in attrs}
-    for name, text in (("data.json", page.scripts[0]), ("script.js", page.scripts[1]), ("ids.json", json.dumps(ids))):
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    done = subprocess.run(["node", BROWSER], cwd=tmp_path, capture_output=True, timeout=60, encoding="utf-8")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert isinstance(found, dict)
-    return found
-
-
-@pytest.fixture
-def plans(offloaded: Planning, recomputed: Planning) -> dict[str, Planning]:
+def test_nothing_is_known(offloaded: Planning) -> None:
     bare = replace(offloaded.plain, memory=None, time=None)
-    return {
-        "offloaded": offloaded,
-        "recomputed": recomputed,
-        "plain": plan_chain(2.0),
-        "roomy": plan_chain(50.0, count=2),
-        "instant": replace(offloaded, plain=instant(offloaded.plain), chosen=instant(offloaded.chosen)),
-        "tiles": tiled(offloaded, TILES),
-        "bare tiles": tiled(offloaded, None),
-        "nothing known": replace(offloaded, plain=bare, chosen=bare, candidates=(bare,)),
-        "hostile": plan_chain(planner="offload", name=lambda s: s + HOSTILE, title=HOSTILE),
-    }
-
-
-@needs_node
-def test_the_page_shows_what_is_known(plans: dict[str, Planning], tmp_path: Path) -> None:
-    shown = {name: run_page(planning, tmp_path) for name, planning in plans.items()}
-    parts = {"curve", "map", "peak"}
-    hidden = {name: parts & set(found["hidden"]) for name, found in shown.items()}
-    some = {"tiles": {"map"}, "bare tiles": {"map", "peak"}, "nothing known": parts}
-    assert hidden == {name: some.get(name, set()) for name in plans}
-    for name, planning in plans.items():
-        assert all(c.detail in shown[name]["texts"]["candidates"] for c in planning.candidates)
-        walked = len(shown[name]["walked"].get("map-chart", []))
-        lives = planning.chosen.memory.lifetimes if planning.chosen.memory else ()
-        assert walked == len([life for life in lives if life.bytes and life.start < life.stop])
-
-
-@needs_node
-def test_every_step_can_be_reached_with_keys(offloaded: Planning, tmp_path: Path) -> None:
-    found = run_page(offloaded, tmp_path)
-    memory = offloaded.chosen.memory
-    assert memory is not None
-    for line, count in zip(found["walked"]["curve-chart"], memory.device, strict=True):
-        assert f"({count:,} bytes)" in line
-    fetches = [step for step in offloaded.chosen.schedule.steps if isinstance(step, Fetch)]  # type: ignore[union-attr]
-    assert sum("comes back from the host" in line for line in found["walked"]["map-chart"]) == len(fetches) > 0
-    assert "MiB" in found["texts"]["facts"] and "KiB" not in json.dumps(found)
-
-
-@needs_node
-def test_candidates_are_sorted_by_keys_of_their_columns(tmp_path: Path) -> None:
-    planning = plan_chain(0.7)
-    found = run_page(planning, tmp_path)
-    peaks = sorted(c.peak_bytes for c in planning.candidates)
-    assert found["peaks"] == [[f"{p:,}" for p in peaks], [f"{p:,}" for p in reversed(peaks)]]
+    page = plan_page(replace(offloaded, plain=bare, chosen=bare, candidates=(bare,)))
+    assert not page.profiles and len(page.tables[0].rows) == 1

@@ -136,8 +136,9 @@ def _convolution(footprint: Footprint, types: list[TensorType], out: TensorType)
     usual = (param.get("mode"), param.get("format"), param.get("sparse")) == ("CROSS_CORRELATION", "NCHW", "DENSE")
     if sides is None or not usual or len(types) not in (2, 3):
         return None
-    attrs = dict(zip(("stride", "padding", "dilation"), sides, strict=True)) | {"groups": 1}
-    attrs |= {"bias": None} if len(types) == 2 else {}
+    attrs: dict[str, Any] = {"groups": 1} | dict(zip(("stride", "padding", "dilation"), sides, strict=True))
+    if len(types) == 2:
+        attrs["bias"] = None
     return _Form("conv2d", "aten.conv2d.default", ("input", "weight", "bias")[: len(types)], attrs)
 
 

@@ -1,0 +1,114 @@
+"""Operators by type, module or shape, their rates, and how near those come to what a machine can do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import fsum
+from typing import Any, Literal
+
+from ..profile import Operator
+from ..sim.machine import Machine
+
+By = Literal["type", "module", "shape", "phase", "stream"]
+TimeOf = Literal["kernel", "total"]
+BYS: tuple[By, ...] = ("type", "module", "shape", "phase", "stream")
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What was done in some seconds of kernels. `roof_share`: the least time the machine could take, of the time it
+    took; None where nothing is known of the work, or of the machine."""
+
+    kernel_s: float
+    flops: int
+    bytes: int
+    roof_share: float | None = None
+    bound: str | None = None  # by "compute" or "memory", whichever takes the machine longer
+
+    @property
+    def flops_per_s(self) -> float:
+        return self.flops / self.kernel_s if self.kernel_s else 0.0
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.bytes / self.kernel_s if self.kernel_s else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        keys = ("kernel_s", "flops", "bytes", "flops_per_s", "bytes_per_s", "roof_share", "bound")
+        return {key: getattr(self, key) for key in keys}
+
+
+@dataclass(frozen=True)
+class Group:
+    key: str
+    count: int
+    total_s: float
+    share: float  # of the kernel time of all
+    rates: Rates
+
+    def seconds(self, time: TimeOf) -> float:
+        return self.rates.kernel_s if time == "kernel" else self.total_s
+
+    def to_json(self) -> dict[str, Any]:
+        return {"count": self.count, "total_s": self.total_s, "share": self.share, **self.rates.to_json()}
+
+
+def operator_seconds(op: Operator, time: TimeOf) -> float:
+    span = op.span
+    return 0.0 if span is None else span.kernel_s if time == "kernel" else span.total_s
+
+
+def find_rates(operators: Iterable[Operator], machine: Machine | None) -> Rates:
+    """Of all these operators together."""
+    found = list(operators)
+    flops, moved = sum(op.flops or 0 for op in found), sum(op.bytes or 0 for op in found)
+    seconds = fsum(operator_seconds(op, "kernel") for op in found)
+    if machine is None or not seconds or not (flops or moved):
+        return Rates(seconds, flops, moved)
+    least = fsum(max((op.flops or 0) / machine.flops_per_s, (op.bytes or 0) / machine.bytes_per_s) for op in found)
+    bound = "compute" if flops / machine.flops_per_s > moved / machine.bytes_per_s else "memory"
+    return Rates(seconds, flops, moved, least / seconds, bound)
+
+
+def group_operators(operators: Sequence[Operator], by: By, machine: Machine | None = None) -> list[Group]:
+    """Groups, the one with most kernel time first."""
+    key, members = _KEYS[by], dict[str, list[Operator]]()
+    for op in operators:
+        members.setdefault(key(op), []).append(op)
+    whole = fsum(operator_seconds(op, "kernel") for op in operators)
+    found = []
+    for name, ops in members.items():
+        rates = find_rates(ops, machine)
+        total = fsum(operator_seconds(op, "total") for op in ops)
+        found.append(Group(name, len(ops), total, rates.kernel_s / whole if whole else 0.0, rates))
+    return sorted(found, key=lambda g: (-g.rates.kernel_s, g.key))
+
+
+def format_shapes(shapes: Iterable[Sequence[int]]) -> str:
+    return ", ".join("x".join(map(str, shape)) or "scalar" for shape in shapes)
+
+
+def _module(op: Operator) -> str:
+    return op.module or "(none)"
+
+
+def _shape(op: Operator) -> str:
+    return f"{op.type} {format_shapes(op.in_shapes)} -> {format_shapes(op.out_shapes)}"
+
+
+def _phase(op: Operator) -> str:
+    return str(op.phase or "(unknown)")
+
+
+def _stream(op: Operator) -> str:
+    return op.stream if op.device is not None else op.thread
+
+
+_KEYS: dict[By, Callable[[Operator], str]] = {
+    "type": lambda op: op.type,
+    "module": _module,
+    "shape": _shape,
+    "phase": _phase,
+    "stream": _stream,
+}

@@ -1,0 +1,64 @@
+"""Parameters that live on space: every rank keeps its own box of them, and nothing else."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import InputError
+from ..ir import Kind
+from ..region import Box
+from .plan import MeshPlan
+
+
+def cut_parameters(module: nn.Module, plan: MeshPlan, state: Any) -> None:
+    """Cut what is still whole, in place: the parameters stay the same objects, so that optimizers know them."""
+    named = dict(module.named_parameters(remove_duplicate=False))
+    boxes = {
+        str(v.target): plan.owned(v.name, state.group.coords)
+        for v in plan.graph.of_kind(Kind.PARAMETER)
+        if plan.placement.cut[v.name]
+    }
+    for name, box in state.cut.items():
+        if name in boxes and boxes[name] != box:
+            what = f"parameter '{name}' is cut into {box} already, where {boxes[name]} is due"
+            raise InputError(what, hint="images of one size, and the same cuts")
+    fresh = {name: box for name, box in boxes.items() if name not in state.cut}
+    if not fresh:
+        return
+    if state.skeleton is None:
+        state.skeleton = _without_data(module)
+    for name, box in fresh.items():
+        parameter = named[name]
+        with torch.no_grad():
+            parameter.data = _own(module, name, parameter, box, state.group.device)
+        parameter.grad = None
+        state.cut[name] = box
+
+
+def _own(module: nn.Module, name: str, parameter: Tensor, box: Box, device: torch.device) -> Tensor:
+    """This rank's box; of a parameter without data, as its module draws it."""
+    if not parameter.is_meta:
+        return parameter.detach()[box.slices].clone()
+    path, _, short = name.rpartition(".")
+    owner = module.get_submodule(path)
+    draw = getattr(owner, "draw_box", None)
+    if draw is None:
+        what = f"parameter '{name}' has no data, and its module {type(owner).__name__} cannot draw a box of it"
+        raise InputError(what, hint="make the module with data, or give it a method draw_box(name, box, device)")
+    found: Tensor = draw(short, box, device)
+    return found
+
+
+def _without_data(module: nn.Module) -> nn.Module:
+    with torch.no_grad():
+        memo: dict[int, Any] = {id(t): _blank(t) for t in (*module.parameters(), *module.buffers())}
+        return copy.deepcopy(module, memo)
+
+
+def _blank(tensor: Tensor) -> Tensor:
+    empty = torch.empty_like(tensor, device="meta")
+    return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty

@@ -1,0 +1,276 @@
+"""A module whose image lies on many ranks: planned once for every input shape, the same on all of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from ..bounds import lower_graph
+from ..errors import InputError, TilegradError
+from ..importers import Captured, Slot, export_module
+from ..ir import Kind, format_graph
+from ..ops import find
+from ..region import Box
+from ..runner import TiledFunction, apply_updates
+from ..runtime.engine import Engine
+from ..schedule import Storage
+from ..wrapped import Wrapped
+from .cut_weights import cut_parameters
+from .group import Group, Traffic
+from .join import group_of
+from .mesh import Mesh
+from .part import Part
+from .plan import MeshPlan
+from .rank_plan import RankPlan, plan_rank
+from .session import RankSession
+
+EXCHANGES = ("auto", "segment", "layer")
+
+
+@dataclass
+class _State:
+    group: Group
+    budget: int | str | None
+    exchange: str
+    halos: Storage | None
+    runners: dict[Any, RankRunner] = field(default_factory=dict)
+    last: RankRunner | None = None
+    skeleton: nn.Module | None = None  # the module as it was, without data, once parameters are cut
+    cut: dict[str, Box] = field(default_factory=dict)  # parameters that live on space: this rank's box
+
+
+def distribute(
+    module: nn.Module,
+    mesh: DeviceMesh,
+    *,
+    budget: str | int | None = None,
+    exchange: str = "auto",
+    halos: str = "auto",
+    timeout: float | None = None,
+) -> DistributedModule:
+    """`tilegrad.tile` with a mesh: see there."""
+    if exchange not in EXCHANGES:
+        raise InputError(f"halos cannot be exchanged per '{exchange}'", hint=f"one of {', '.join(EXCHANGES)}")
+    if isinstance(module, Wrapped):
+        raise InputError("this module is tiled already", hint="tile(model.module, mesh=mesh)")
+    storage = None if halos == "auto" else Storage(halos)
+    return DistributedModule(module, _State(group_of(mesh, timeout), budget, exchange, storage))
+
+
+class DistributedModule(Wrapped):
+    """The wrapped module. Takes and gives `Part`s; what has no axis that is cut is a tensor, the same everywhere."""
+
+    def __init__(self, module: nn.Module, state: _State):
+        super().__init__(module, state)
+
+    @property
+    def plan(self) -> RankPlan:
+        """The plan of the last call."""
+        if self._state.last is None:
+            raise InputError("nothing is planned yet", hint="call the module once, or use .plan_for(*inputs)")
+        found: RankPlan = self._state.last.plan
+        return found
+
+    def plan_for(self, *inputs: Any, **kwargs: Any) -> RankPlan:
+        """Plan for inputs without running anything; parameters that live on space are cut to this rank's box."""
+        self._state.last = self._runner(inputs, kwargs)
+        return self.plan
+
+    @property
+    def traffic(self) -> Traffic:
+        """What this rank has sent and received so far; `.clear()` begins anew."""
+        found: Traffic = self._state.group.traffic
+        return found
+
+    @property
+    def cut_parameters(self) -> dict[str, Box]:
+        """The parameters that this rank owns a box of, by name."""
+        return dict(self._state.cut)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        runner = self._state.last = self._runner(args, kwargs)
+        flat, _ = pytree.tree_flatten((args, kwargs))
+        return runner(self.module, flat)
+
+    def _runner(self, args: Sequence[Any], kwargs: dict[str, Any]) -> RankRunner:
+        state: _State = self._state
+        self.module.training = self.training
+        flat, _ = pytree.tree_flatten((args, kwargs))
+        key = _key(self.module, flat)
+        if key not in state.runners:
+            state.runners[key] = _together(state.group, lambda: self._make(state, flat, args, kwargs))
+            cut_parameters(self.module, state.runners[key].mesh_plan, state)
+        return state.runners[key]
+
+    def _make(self, state: _State, flat: Sequence[Any], args: Any, kwargs: Any) -> tuple[RankRunner, dict[str, Any]]:
+        mesh = _one_mesh(flat, state.group.mesh)
+        wide, wider = pytree.tree_map(_whole, (args, kwargs))
+        module = self.module
+        if state.skeleton is not None:
+            module = state.skeleton.train(self.training)
+            for ours, theirs in zip(module.modules(), self.module.modules(), strict=True):
+                ours.training = theirs.training
+        captured = export_module(module, wide, wider)
+        graded = torch.is_grad_enabled()
+        runner = RankRunner(captured, mesh, state, self.module, flat if graded else None)
+        said = {
+            "torch": torch.__version__,
+            "graph": hashlib.sha256(format_graph(captured.graph).encode()).hexdigest(),
+            "inputs": [_describe(item) for item in flat],
+            "budget": str(state.budget),
+            "exchange": state.exchange,
+            "training": self.training,
+            "gradients": graded,
+        }
+        return runner, said
+
+
+class RankRunner:
+    """A planned input shape: binds a rank's tensors to the graph's values and runs sessions."""
+
+    def __init__(self, captured: Captured, mesh: Mesh, state: _State, module: nn.Module, graded: Sequence[Any] | None):
+        self.captured, self.group = captured, state.group
+        self.user_inputs = list(captured.program.graph_signature.user_inputs)
+        graph = lower_graph(captured.graph)
+        wanted: list[str] = []
+        if graded is not None:
+            named = dict(module.named_parameters(remove_duplicate=False))
+            inputs = zip(self.user_inputs, graded, strict=True)
+            wanted = [str(name) for name, item in inputs if (t := _tensor(item)) is not None and t.requires_grad]
+            wanted += [v.name for v in graph.of_kind(Kind.PARAMETER) if named[str(v.target)].requires_grad]
+        self.plan = plan_rank(
+            graph, mesh, state.group.coords, wanted, state.budget, state.exchange, state.halos, state.group.device
+        )
+        self.mesh_plan: MeshPlan = self.plan.mesh_plan
+        self.engine = Engine(self.plan.schedule)
+        self._check_inputs(graded)
+
+    def _check_inputs(self, flat: Sequence[Any] | None) -> None:
+        for name, item in zip(self.user_inputs, flat or (), strict=False):
+            if not isinstance(item, Part) and isinstance(item, Tensor) and self.mesh_plan.placement.cut[str(name)]:
+                what = f"input '{name}' lies on the mesh, but is a whole tensor"
+                raise InputError(what, hint="tilegrad.distributed.part(x, mesh)")
+            if isinstance(item, Part) and item.box != self.mesh_plan.owned(str(name), self.group.coords):
+                what = (
+                    f"input '{name}' is cut into {item.box}, where {self.mesh_plan.owned(str(name), self.group.coords)}"
+                )
+                raise InputError(f"{what} is due", hint="part(x, mesh, dims={...}) names the dimensions of the image")
+
+    def __call__(self, module: nn.Module, flat: Sequence[Any]) -> Any:
+        tensors = self._bind(module, flat)
+        device = self.group.device
+        train = torch.is_grad_enabled() and any(t.requires_grad for t in tensors.values())
+        autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+        session = RankSession(
+            self.engine, self.mesh_plan, self.group, tensors, device, train=train, seed=self._seed(), autocast=autocast,
+            kept=self.plan.kept,
+        )  # fmt: skip
+        if train:
+            outputs = list(TiledFunction.apply(session, list(tensors), *tensors.values()))  # type: ignore[no-untyped-call]
+        else:
+            outputs, updates = session.forward()
+            apply_updates(session, updates)
+        return self._assemble(outputs)
+
+    def _seed(self) -> int:
+        """One seed for all ranks: what is drawn depends on the place, and so on no cut."""
+        if not any(find(n).random for n in self.captured.graph.nodes):
+            return 0
+        return int(self.group.tell("the seed", str(int(torch.randint(1 << 62, ()).item())))[0])
+
+    def _bind(self, module: nn.Module, flat: Sequence[Any]) -> dict[str, Tensor]:
+        named = dict(module.named_parameters(remove_duplicate=False)) | dict(
+            module.named_buffers(remove_duplicate=False)
+        )
+        inputs = dict(zip(self.user_inputs, flat, strict=True))
+        found: dict[str, Tensor] = {}
+        for value in self.captured.graph.values:
+            match value.kind:
+                case Kind.INPUT:
+                    item = inputs[value.name]
+                    found[value.name] = item.local if isinstance(item, Part) else item
+                case Kind.PARAMETER | Kind.BUFFER:
+                    found[value.name] = named[str(value.target)]
+                case Kind.CONSTANT:
+                    found[value.name] = self.captured.constants[value.name]
+        return found
+
+    def _assemble(self, outputs: Sequence[Tensor]) -> Any:
+        names = self.mesh_plan.graph.outputs
+        parts = [self._part(name, tensor) for name, tensor in zip(names, outputs, strict=True)]
+        flat = [parts[item.index] if isinstance(item, Slot) else item for item in self.captured.outputs]
+        return pytree.tree_unflatten(flat, self.captured.program.call_spec.out_spec)
+
+    def _part(self, name: str, tensor: Tensor) -> Any:
+        plan = self.mesh_plan
+        if not plan.placement.cut[name]:
+            return tensor
+        dims = {axis: plan.axes.dims[name][axis] for axis in plan.mesh.axes if axis in plan.placement.cut[name]}
+        return Part(tensor, plan.owned(name, self.group.coords), plan.graph.shape(name), dims, plan.mesh, self.group)
+
+
+def _together(group: Group, make: Any) -> RankRunner:
+    """Make a plan on all ranks, or fail on all of them with the same words."""
+    runner, failure, said = None, "", dict[str, Any]()
+    try:
+        runner, said = make()
+    except TilegradError as error:
+        failure = str(error)
+    answers = [json.loads(text) for text in group.tell("the plan", json.dumps({"failure": failure, "said": said}))]
+    failures = {rank: a["failure"] for rank, a in zip(group.mesh.ranks, answers, strict=True) if a["failure"]}
+    if failures:
+        rank, words = next(iter(failures.items()))
+        everywhere = len(set(failures.values())) == 1 and len(failures) == len(answers)
+        raise InputError(words if everywhere else f"rank {rank} cannot run this: {words}")
+    for key in answers[0]["said"]:
+        told = [json.dumps(answer["said"].get(key)) for answer in answers]
+        if len(set(told)) > 1:
+            each = "; ".join(f"rank {r}: {t[:120]}" for r, t in zip(group.mesh.ranks, told, strict=True))
+            raise InputError(f"the ranks disagree on {key}", where=each, hint="the same on every rank")
+    assert runner is not None
+    return runner
+
+
+def _key(module: nn.Module, flat: Sequence[Any]) -> Any:
+    inputs = tuple(_describe(item) + str(bool((t := _tensor(item)) is not None and t.requires_grad)) for item in flat)
+    parameters = tuple((p.dtype, p.device, p.requires_grad) for p in module.parameters())
+    return inputs, tuple(m.training for m in module.modules()), parameters, torch.is_grad_enabled()
+
+
+def _describe(item: Any) -> str:
+    """What all ranks must agree on."""
+    if isinstance(item, Part):
+        return f"part of {item.shape} {item.local.dtype} along {dict(item.dims)} cut {item.mesh.shares}"
+    if isinstance(item, Tensor):
+        return f"tensor {tuple(item.shape)} {item.dtype}"
+    return repr(item)
+
+
+def _tensor(item: Any) -> Tensor | None:
+    return item.local if isinstance(item, Part) else item if isinstance(item, Tensor) else None
+
+
+def _whole(item: Any) -> Any:
+    """An input of the whole network, without data."""
+    if isinstance(item, Part):
+        return torch.empty(item.shape, dtype=item.local.dtype, device="meta")
+    return item
+
+
+def _one_mesh(flat: Sequence[Any], usual: Mesh) -> Mesh:
+    """The mesh with the cuts that the parts have."""
+    meshes = [item.mesh for item in flat if isinstance(item, Part)]
+    shares: dict[str, Any] = {}
+    for mesh in meshes:
+        for axis, cuts in (mesh.shares or {}).items():
+            if shares.setdefault(axis, cuts) != cuts:
+                raise InputError(f"inputs are cut differently along {axis}", hint="the same cuts= for all parts")
+    return Mesh(usual.axes, usual.sizes, usual.ranks, shares or None)

@@ -1,0 +1,45 @@
+"""Files that are written whole or not at all: to a draft beside the target, which then takes its place."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, NoReturn
+
+from .errors import InputError
+
+
+@contextlib.contextmanager
+def whole_file(path: str | Path, what: str = "the file", hint: str | None = None) -> Iterator[BinaryIO]:
+    """A file to write bytes to. `what` is what errors call it. On an error the old file stays as it was."""
+    draft = None
+    try:
+        target = Path(os.path.realpath(path))
+        if target.exists() and not stat.S_ISREG(target.stat().st_mode):  # never put a file in a device's place
+            _refuse("it is a folder or a device, not a file", path, what, hint)
+        if not target.parent.is_dir():
+            _refuse(f"there is no folder {target.parent}", path, what, "make the folder first")
+        draft = target.with_name(f".tilegrad-{secrets.token_hex(8)}.tmp")
+        with open(draft, "xb") as file:
+            yield file
+        os.replace(draft, target)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        _refuse(getattr(error, "strerror", None) or str(error), path, what, hint)
+    finally:
+        if draft is not None:
+            with contextlib.suppress(OSError):
+                draft.unlink()  # gone already where all went well
+
+
+def _refuse(why: str, path: str | Path, what: str, hint: str | None) -> NoReturn:
+    raise InputError(f"{what} cannot be written: {why}", where=repr(str(path)), hint=hint)
+
+
+def save_text(text: str, path: str | Path, what: str = "the file", hint: str | None = None) -> None:
+    """Write a text as UTF-8, whole or not at all."""
+    with whole_file(path, what, hint) as file:
+        file.write(text.encode())

@@ -1,0 +1,192 @@
+"""Read a scanned drawing of a training step, as damaged as it is, and say what was repaired.
+
+The text of such a drawing names arrays and operators, often several on a line, each followed by its dims and rects;
+between them are rows of port labels. Scanning has put letters for digits, lost spaces and whole words, and split names.
+
+    1. Names tell how many layers there are, and so which nodes and ports there must be (`drawing_names`).
+    2. Every dim and rect is printed several times over: the copies vote (`drawing_slots`).
+    3. Labels tell which ports were seen, which are counted and which can only be inferred (`drawing_edges`).
+    4. The graph must keep all the rules of `check_rect_graph`.
+
+Whatever was not taken as it stands is a `Repair`. What contradicts itself, or cannot be read, is a `FormatError`.
+A source prints a `dist_result` that is its array's write_rect; the graph has it once, there.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+from ...errors import FormatError
+from ...rects import Evidence, RectGraph, check_rect_graph
+from .drawing_edges import find_gain, weigh_edges
+from .drawing_names import Found, count_layers, match_names, split_run
+from .drawing_slots import Band, Slot, copies, keys_of, place_fields, resolve, template
+from .drawing_text import Label, Line, fold, parse_lines
+
+LARGEST_FILE = 1 << 22
+MOST_ODD = 2  # words that are no names as they stand, per node: looking for what they are like takes time
+_NAME_LIKE = 12  # letters of words that cannot just be passed over when they read like a name
+
+
+class Repair(NamedTuple):
+    """What was read at a line ("" for nothing), what it was taken for, and why."""
+
+    line: int
+    read: str
+    taken: str
+    why: str
+
+
+def sniff_drawing(head: bytes) -> bool:
+    """Rects as numpy prints them, in text that is no JSON."""
+    return b"Rect(array([" in head and b"dtype=int32" in head and not head.lstrip().startswith((b"{", b"["))
+
+
+def load_drawing(path: str | Path) -> tuple[RectGraph, tuple[Repair, ...]]:
+    """The graph of a drawing, and every repair. Raises `FormatError` where it cannot be read."""
+    path = Path(path)
+    return _Drawing(_read(path), path.name).graph()
+
+
+def _read(path: Path) -> str:
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise FormatError("it is a folder or a device, not a file", where=str(path))
+        with path.open("rb") as file:
+            raw = file.read(LARGEST_FILE + 1)
+    except (OSError, ValueError) as error:  # ValueError: a path that cannot be one
+        reason = getattr(error, "strerror", None) or str(error)
+        raise FormatError(f"the file cannot be read: {reason}", where=str(path)) from None
+    if len(raw) > LARGEST_FILE:
+        raise FormatError(f"a drawing of more than {LARGEST_FILE} bytes", where=path.name)
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise FormatError(f"bytes that are not UTF-8: {error.reason}", where=f"{path.name}:{line}") from None
+
+
+@dataclass
+class _Drawing:
+    text: str
+    file: str
+    repairs: list[Repair] = field(default_factory=list)
+
+    def note(self, line: int, read: str, taken: str, why: str) -> None:
+        self.repairs.append(Repair(line, read[:200], taken, why))
+
+    def graph(self) -> tuple[RectGraph, tuple[Repair, ...]]:
+        lines = list(parse_lines(self.text, self.file))
+        layers = count_layers(lines, self.file)
+        shape = template(layers)
+        names = (*shape.array, *shape.operator)
+        bands, rows, tokens = self.read_bands(lines, names)
+        nodes, odd = match_names(tokens, names, self.file)
+        for token, name, why in odd:
+            self.note(token.line, token.raw, "nothing" if name is None else name, why)
+        shape = template(layers, find_gain(rows, layers, self.file))
+        self.check_found(shape, nodes)
+        for name, token in sorted(nodes.items(), key=lambda pair: pair[1].order):
+            bands[token.band].nodes.append(name)
+        kinds = copies(layers)
+        placed = place_fields(bands, shape, kinds, self.file)
+        where = {name: token.line for name, token in nodes.items()}
+        values = resolve(placed, shape, kinds, where, self.file, self.note)
+        found = self.fill(shape, values)
+        found = self.with_edges(found, nodes, rows)
+        try:
+            check_rect_graph(found)
+        except FormatError as error:
+            name = (error.where or "").rpartition(": ")[2]
+            place = f"{self.file}:{where[name]} ({name})" if name in where else self.file
+            raise FormatError(error.what, where=place, hint="scan it again") from None
+        return found, tuple(sorted(self.repairs, key=lambda repair: repair.line))
+
+    def read_bands(
+        self, lines: Sequence[Line], names: tuple[str, ...]
+    ) -> tuple[list[Band], list[list[Label]], list[Found]]:
+        """Nodes and fields between rows of labels, and these rows."""
+        bands, rows, tokens = [Band()], list[list[Label]](), list[Found]()
+        below = False  # is the last thing a row?
+        known, odd = {fold(name) for name in names}, 0
+        for line in lines:
+            found: list[str] = []
+            rest: list[str] = []
+            for run in line.runs:
+                odd += sum(fold(word) not in known for word in run)
+                if odd > MOST_ODD * len(names):
+                    what = f"more than {MOST_ODD * len(names)} words that are no names"
+                    raise FormatError(what, where=f"{self.file}:{line.number}", hint="scan it again")
+                some, others = split_run(run, names)
+                found += some
+                rest += others
+            if line.labels and not line.fields and not found:
+                if not below:
+                    rows.append([])
+                    bands.append(Band())
+                below = True
+                rows[-1] += line.labels
+            elif found or line.fields:
+                below = False
+            here = len(bands) - 1
+            tokens += [Found(line.number, here, len(tokens) + at, raw) for at, raw in enumerate(found)]
+            bands[here].fields += line.fields
+            self.note_rest(line, rest)
+        return bands, rows, tokens
+
+    def note_rest(self, line: Line, rest: list[str]) -> None:
+        for label in line.labels:
+            if label.port and label.raw != label.shown:
+                self.note(line.number, label.raw, label.shown, "the most alike of the ports")
+        if rest:
+            text = " ".join(rest)
+            if "." in text.strip(". ") and len(fold(text)) >= _NAME_LIKE:
+                what = f"'{text[:60]}' cannot be read"
+                raise FormatError(what, where=f"{self.file}:{line.number}", hint="scan it again")
+            self.note(line.number, text, "nothing", "stray marks")
+
+    def check_found(self, shape: RectGraph, nodes: dict[str, Found]) -> None:
+        for name in (*shape.array, *shape.operator):
+            if name in nodes:
+                continue
+            if not name.endswith(".set_zero"):
+                raise FormatError(f"no '{name}' is found", where=self.file, hint="scan it again")
+            line = nodes[name.removesuffix(".set_zero")].line if name.removesuffix(".set_zero") in nodes else 0
+            self.note(line, "", name, "inferred: what is added to must be set to zero first")
+
+    def fill(self, shape: RectGraph, values: dict[Slot, object]) -> RectGraph:
+        """The nodes of a net with so many layers, with the dims and rects of this one."""
+        arrays = tuple(
+            replace(a, **{key: values[a.name, key] for key in ("dim", "read_rect", "write_rect")})  # type: ignore[arg-type]
+            for a in shape.arrays
+        )
+        dim = {array.name: array.dim for array in arrays}
+        operators = []
+        for op in shape.operators:
+            result = values.get((op.name, "result_dim"))
+            if op.kind in ("linear", "set_zero"):  # not printed
+                result = dim[op.outputs["output"]]
+            dists = {key: values[op.name, key] for key in keys_of(op) if key in op.dists}
+            operators.append(replace(op, result_dim=result, dists=MappingProxyType(dists)))  # type: ignore[arg-type]
+        return RectGraph(arrays, tuple(operators), Path(self.file).stem)
+
+    def with_edges(self, graph: RectGraph, nodes: dict[str, Found], rows: list[list[Label]]) -> RectGraph:
+        bands = {name: token.band for name, token in nodes.items()}
+        evidence, left = weigh_edges(graph, bands, rows)
+        for label in left:
+            self.note(label.line, label.raw, "nothing", "a label more than there are ports")
+        for edge, how in evidence.items():
+            if how is not Evidence.SEEN:
+                ends = (edge.src, edge.dst) if edge.src in graph.operator else (edge.dst, edge.src)
+                token = nodes.get(ends[0]) or nodes[ends[1]]
+                why = "counted: there are labels enough, but not beside it"
+                if how is Evidence.INFERRED:
+                    why = "inferred: no label, but the operator must have this port"
+                self.note(token.line, "", f"{edge.src} {edge.port} {edge.dst}", why)
+        return replace(graph, evidence=MappingProxyType(evidence))

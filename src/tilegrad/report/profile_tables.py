@@ -1,0 +1,178 @@
+"""An analysis as tables on a terminal: time, groups, operators, memory, allocator, what could be better, plans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..analysis import Analysis
+from ..analysis.groups import Group, TimeOf, format_shapes, operator_seconds
+from ..analysis.live import alive_at
+from ..ir import Phase
+from ..units import format_bytes, format_rate, format_seconds
+
+if TYPE_CHECKING:
+    from ..analysis.training import Training
+
+ALIVE = 8  # rows of what is alive at the peak
+
+
+def print_summary(analysis: Analysis, console: Console) -> None:
+    """What it is, and how long it took."""
+    profile = analysis.profile
+    ran = f"{len(profile.operators)} operators" + (f", {len(profile.idle)} never ran" if profile.idle else "")
+    _line(console, f"{profile.name}: {profile.format}, {ran}, {len(profile.blocks)} blocks of memory")
+    for name, side in (("device", analysis.device), ("host", analysis.host)):
+        if side is not None:
+            _line(
+                console,
+                f"{name:<10}  span {format_seconds(side.span_s)}, operators {format_seconds(side.total_s)}, "
+                f"kernels {format_seconds(side.kernel_s)}, waits {format_seconds(side.wait_s)}, "
+                f"busy {side.busy_share:.1%}, {len(side.lanes)} lane{'s' * (len(side.lanes) != 1)}",
+            )
+    gaps = analysis.gaps.to_json(profile.operators)
+    if gaps["count"] and gaps["total_s"]:
+        _line(
+            console,
+            f"gaps        {gaps['count']} of {format_seconds(gaps['total_s'])} in all, median "
+            f"{format_seconds(gaps['median_s'])}, longest {format_seconds(gaps['max_s'])} after operator "
+            f"{gaps['longest'][0]['before']}",
+        )
+    if (lag := analysis.lag) is not None:
+        found = lag.to_json(profile.operators)
+        least = "" if profile.one_clock else "at least "
+        early = found["host_done_early_s"]
+        done = f"the host had issued all {format_seconds(early)} before the device was done" if early > 0 else ""
+        _line(
+            console,
+            f"lag         {least}{format_seconds(found['median_s'])} (median) from issue to kernel, most "
+            f"{format_seconds(found['max_s'])}" + (f"; {done}" if done else ""),
+        )
+    for note in profile.notes:
+        _line(console, f"note: {note}")
+
+
+def print_groups(groups: Sequence[Group], by: str, time: TimeOf, console: Console) -> None:
+    names = (by, "count", "kernel", "share", "with waits", "rate", "bandwidth", "of roofline", "bound by")
+    table = _table(f"by {by}, most {time} time first", names, left=(by, "bound by"))
+    for group in groups:
+        rates = group.rates
+        table.add_row(
+            Text(group.key),
+            str(group.count),
+            format_seconds(rates.kernel_s),
+            f"{group.share:.1%}",
+            format_seconds(group.total_s),
+            format_rate(rates.flops_per_s, "FLOP/s") if rates.flops else "-",
+            format_rate(rates.bytes_per_s, "B/s") if rates.bytes else "-",
+            f"{rates.roof_share:.0%}" if rates.roof_share is not None else "-",
+            rates.bound or "-",
+        )
+    console.print(table)
+
+
+def print_operators(analysis: Analysis, places: Iterable[int], title: str, time: TimeOf, console: Console) -> None:
+    names = ("seq", "id", "type", "name", "shapes", time, "rate", "bandwidth")
+    table = _table(title, names, left=("type", "name", "shapes"))
+    for at in places:
+        op, row = analysis.operators[at], analysis.row(at)
+        table.add_row(
+            str(at),
+            Text(op.id),
+            Text(op.type),
+            Text(op.module or op.name),
+            f"{format_shapes(op.in_shapes)} -> {format_shapes(op.out_shapes)}" if op.in_shapes or op.out_shapes else "",
+            format_seconds(operator_seconds(op, time)),
+            format_rate(row["flops_per_s"], "FLOP/s") if op.flops else "-",
+            format_rate(row["bytes_per_s"], "B/s") if op.bytes else "-",
+        )
+    console.print(table)
+
+
+def print_memory(analysis: Analysis, device: str, console: Console) -> None:
+    """The peak and what it is made of, and how good the allocator was."""
+    memory, layouts = analysis.memory[device], analysis.layouts[device]
+    blocks = [b for b in analysis.profile.blocks if b.device == device and b.owned]
+    outside = [(memory.weight_bytes, "weights"), (memory.input_bytes, "inputs")]
+    beside = ", ".join(f"{format_bytes(count)} {what}" for count, what in outside if count)
+    peak = f"{format_bytes(memory.owned.peak_bytes)} ({memory.owned.peak_bytes} bytes)"
+    _line(console, f"memory      {device or 'device'}: peak {peak}" + (f"; beside it {beside}" if beside else ""))
+    if memory.owned.ticks:
+        tick = memory.owned.ticks[0]
+        alive = alive_at(blocks, tick)
+        running = analysis.operators[tick].name if analysis.profile.ticks == len(analysis.operators) else ""
+        title = f"alive at the peak{', at ' + running if running else ''}"
+        table = _table(title, ("bytes", "kind", "block", "made by"), left=("kind", "block", "made by"))
+        for block in alive[:ALIVE]:
+            maker = analysis.operators[block.maker] if block.maker is not None else None
+            made = "" if maker is None else maker.module or maker.name
+            table.add_row(format_bytes(block.bytes), str(block.kind), Text(block.name), Text(made))
+        if len(alive) > ALIVE:
+            rest = alive[ALIVE:]
+            table.add_row(format_bytes(sum(b.bytes for b in rest)), "", f"{len(rest)} more", "")
+        console.print(table)
+    if layouts is not None and layouts.recorded_union is not None:
+        excess = layouts.excess(layouts.recorded_union) or 0.0
+        ours = "" if layouts.ours is None else f"; our offsets need {format_bytes(layouts.ours)}"
+        ours += f" ({layouts.excess(layouts.ours) or 0.0:+.3%})" if layouts.ours is not None else ""
+        _line(console, f"allocator   used {format_bytes(layouts.recorded_union)} of addresses ({excess:+.3%} over the "
+                       f"most alive at once){ours}")  # fmt: skip
+    if (addresses := analysis.addresses[device]) is not None:
+        clash = f"; {len(addresses.conflicts)} blocks overlap while both are alive" if addresses.conflicts else ""
+        _line(console, f"reuse       every byte was handed out {addresses.reuse:.1f} times, "
+                       f"{len(addresses.arenas)} arenas{clash}")  # fmt: skip
+    if (savings := analysis.savings[device]) is not None:
+        order = savings.order_bytes
+        better = (
+            "another order found none better"
+            if order in (None, savings.peak_bytes)
+            else (f"another order {format_bytes(order or 0)}")
+        )
+        _line(console, f"savings     in place {format_bytes(savings.in_place_bytes)} "
+                       f"({savings.in_place_nodes} operators could); {better}")  # fmt: skip
+    trains = any(op.phase is Phase.BACKWARD for op in analysis.operators)
+    if memory.kept_bytes > memory.owned.peak_bytes and not trains:
+        _line(
+            console,
+            f"training    {format_bytes(memory.kept_bytes)} if nothing were freed; --plans shows what is needed",
+        )
+
+
+def print_training(training: Training, console: Console) -> None:
+    """What tilegrad would do."""
+    memory = training.plain.memory
+    _line(console, f"training    plain {format_bytes(training.plain.peak_bytes)} in "
+                   f"{format_seconds(training.plain.time_s)} a step; kept for backward "
+                   f"{format_bytes(training.saved_bytes)}, there anyway "
+                   f"{format_bytes(memory.resident_bytes if memory else 0)}")  # fmt: skip
+    table = _table("what tilegrad would do (predicted)", ("budget", "planner", "how", "peak", "time", "extra time"),
+                   left=("planner", "how"))  # fmt: skip
+    for budget, found in training.plans:
+        if isinstance(found, str):
+            table.add_row(format_bytes(budget), "-", Text(found), "", "", "", style="dim")
+            continue
+        plan = found.chosen
+        table.add_row(
+            format_bytes(budget),
+            plan.planner,
+            Text(plan.detail),
+            format_bytes(plan.peak_bytes),
+            format_seconds(plan.time_s),
+            f"{plan.time_s / training.plain.time_s - 1:+.1%}",
+        )
+    console.print(table)
+
+
+def _table(title: str, names: Sequence[str], left: Sequence[str]) -> Table:
+    table = Table(title=Text(title), title_justify="left")
+    for name in names:
+        table.add_column(name, justify="left" if name in left else "right", overflow="fold")
+    return table
+
+
+def _line(console: Console, text: str) -> None:
+    console.print(Text(text), highlight=False, soft_wrap=True)

@@ -1,0 +1,116 @@
+"""The drawing of source 004: its repaired graph, what we build at one worker, and what we read from the scan itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tilegrad.importers.rects import load_drawing, load_rect_json
+from tilegrad.rects import RectGraph, check_rect_graph, count_kinds, format_rect_json, total, training_step
+from tilegrad.region import Box
+
+DATA = Path(__file__).parents[1] / "data"
+SCAN, REPAIRED = DATA / "rect_drawing.txt", DATA / "rect_graph.json"
+GOLDEN: dict[str, Any] = json.loads(REPAIRED.read_text())
+
+
+def built() -> RectGraph:
+    sizes: dict[str, Any] = {"batch": 256, "image": (41, 41), "channels": 1, "classes": 3034}
+    return training_step(**sizes, layers=[(9, 64), (7, 64)], workers=(1, 1))[0]
+
+
+GRAPHS = {"built": built, "repaired": lambda: load_rect_json(REPAIRED), "scan": lambda: load_drawing(SCAN)[0]}
+every_graph = pytest.mark.parametrize("graph", [make() for make in GRAPHS.values()], ids=list(GRAPHS))
+
+
+def rect(raw: Any) -> Box | None:
+    return None if raw is None else Box(zip(*raw, strict=True))
+
+
+@every_graph
+def test_arrays(graph: RectGraph) -> None:
+    assert len(graph.arrays) == GOLDEN["counts"]["arrays"] == 34
+    for golden in GOLDEN["arrays"]:
+        found = graph.array[golden["name"]]
+        assert found.dim == tuple(golden["dim"])
+        assert found.role == golden["role"]
+        assert (found.read_rect, found.write_rect) == (rect(golden["read_rect"]), rect(golden["write_rect"]))
+
+
+@every_graph
+def test_operators(graph: RectGraph) -> None:
+    assert len(graph.operators) == GOLDEN["counts"]["operators"] == 41
+    assert count_kinds(graph) == GOLDEN["counts"]["by_kind"]
+    for golden in GOLDEN["operators"]:
+        found = graph.operator[golden["name"]]
+        assert (found.kind, dict(found.inputs), dict(found.outputs)) == (
+            golden["kind"], golden["inputs"], golden["outputs"],
+        )  # fmt: skip
+        assert found.result_dim == (tuple(golden["result_dim"]) if "result_dim" in golden else None)
+        attrs = golden.get("attrs", {})
+        rects = {key: rect(value) for key, value in attrs.items() if isinstance(value, list)}
+        assert dict(found.dists) == rects
+        assert dict(found.attrs) == {key: value for key, value in attrs.items() if key not in rects}
+
+
+@every_graph
+def test_edges_and_totals(graph: RectGraph) -> None:
+    assert len(graph.edges) == GOLDEN["counts"]["edges"] == 100
+    assert set(graph.edges) == {(e["src"], e["dst"], e["port"]) for e in GOLDEN["edges"]}
+    found = total(graph)
+    assert (found.param_total, found.step_flops) == (293_629_250, 447_945_375_744)
+    assert (found.forward_flops, found.backward_flops) == (150_278_602_752, 297_666_772_992)
+    ours, golden = json.loads(format_rect_json(graph))["totals"], dict(GOLDEN["totals"])
+    roles = golden.pop("bytes_by_role_f32")  # without the 20 bytes of loss and metric
+    assert ours["bytes_by_role_f32"] == {**roles, "loss": 4, "metric": 16}
+    assert {key: ours[key] for key in golden} == golden
+
+
+@every_graph
+def test_equal_and_legal(graph: RectGraph) -> None:
+    assert graph == built()
+    check_rect_graph(graph)
+
+
+@every_graph
+def test_readers_and_writers(graph: RectGraph) -> None:
+    for golden in GOLDEN["arrays"]:
+        found = [f"{op.name}:{port}" for op, port in graph.readers[golden["name"]]]
+        assert sorted(found) == sorted(golden["readers"])
+
+
+@pytest.mark.parametrize("name", ["repaired", "scan"])
+def test_evidence(name: str) -> None:
+    graph = GRAPHS[name]()
+    assert dict(graph.evidence) == {(e["src"], e["dst"], e["port"]): e["evidence"] for e in GOLDEN["edges"]}
+    how = list(graph.evidence.values())
+    assert [how.count(h) for h in ("seen", "counted", "inferred")] == [68, 24, 8]  # type: ignore[comparison-overlap]
+
+
+def test_repairs_are_reported() -> None:
+    repairs = load_drawing(SCAN)[1]
+    taken = {(repair.read, repair.taken) for repair in repairs}
+    assert {
+        ("LO.W", "L0.W"), ("classifier.weightsl", "classifier.weights1"), ("utput->", "output->"),
+        ("cla881f1ertsoftmax.grad", "classifier.softmax.grad"), ("=>1npyt", "->input"), ("F>params", "->params"),
+        ("classifier.evaluate.ouptut", "classifier.evaluate.output"), ("->pa msprLbability", "->params"),
+        ("->pa msprLbability", "->probability"), ("dim=[64 1 164 7 727 27]", "dim=[64 1 1 64 7 7 27 27]"),
+        ("dim=[ 2563034 1 1]", "dim=[256 3034 1 1]"), ("dim=[111 1]", "dim=[1 1 1 1]"),
+        ("result_ dim=[64 1 1 1 9 933 33]", "result_dim=[64 1 1 1 9 9 33 33]"),
+        ("<:::::::§§.fllterNL.out ut.grad.set ze%E:::::::>", "L1.filterNL.output.grad.set_zero"),
+        ("", "L0.a.grad.set_zero"),
+    } <= taken  # fmt: skip
+    edges = [repair for repair in repairs if repair.why.startswith(("counted", "inferred")) and "->" in repair.taken]
+    assert len([r for r in edges if r.why.startswith("counted")]) == 24
+    assert len([r for r in edges if r.why.startswith("inferred")]) == 8
+    lines = SCAN.read_text().splitlines()
+    for repair in repairs:
+        assert 1 <= repair.line <= len(lines) and repair.taken and repair.why
+        assert all(word in lines[repair.line - 1] for word in repair.read.split())
+
+
+def test_the_scan_is_the_repaired_graph() -> None:
+    assert load_drawing(SCAN)[0] == load_rect_json(REPAIRED)

@@ -1,0 +1,150 @@
+"""The step for any sizes and workers: who has what, who needs what, and that it is enough to run the step exactly."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rect_player import Player, random_start
+from tilegrad.errors import InputError
+from tilegrad.rects import Role, Share, check_rect_graph, imbalance, shares, total, training_step
+from tilegrad.region import Box
+
+SOURCE: dict[str, Any] = {
+    "batch": 256, "image": (41, 41), "channels": 1, "layers": [(9, 64), (7, 64)], "classes": 3034,
+}  # fmt: skip
+SMALL: dict[str, Any] = {"batch": 2, "image": (11, 9), "channels": 2, "layers": [((3, 2), 3), (4, 2)], "classes": 3}
+MESHES = [(1, 1), (1, 2), (2, 1), (2, 2), (3, 2), (2, 3), (4, 4), (11, 1), (1, 9), (5, 9)]
+
+
+@pytest.mark.parametrize("workers", MESHES)
+@pytest.mark.parametrize("gain", ["a*(x+b)", "a*x+b"])
+def test_workers_together_do_what_one_does(workers: tuple[int, int], gain: Any) -> None:
+    alone = training_step(**SMALL, gain=gain)
+    together = training_step(**SMALL, gain=gain, workers=workers)
+    start = random_start(alone[0])
+    one, many = Player(alone, start), Player(together, start)
+    one.play()
+    many.play()
+    for array in alone[0].arrays:
+        assert np.array_equal(one.whole(array.name), many.whole(array.name)), array.name
+    for share, halo, gradient in zip(shares(together), many.halos, many.gradients, strict=True):
+        assert (share.halo_bytes, share.gradient_bytes) == (4 * halo, 4 * gradient)
+
+
+@pytest.mark.parametrize("sizes", [SOURCE, SMALL, {**SMALL, "layers": [(2, 3)]}, {**SMALL, "layers": [(2, 3)] * 4}])
+@pytest.mark.parametrize("workers", [(1, 1), (2, 2), (3, 1), (5, 7)])
+def test_every_graph_keeps_the_rules(sizes: dict[str, Any], workers: tuple[int, int]) -> None:
+    graphs = training_step(**sizes, workers=workers)
+    assert len(graphs) == workers[0] * workers[1]
+    for graph in graphs:
+        check_rect_graph(graph)
+        layers = len(sizes["layers"])
+        assert (len(graph.arrays), len(graph.operators)) == (10 + 12 * layers, 11 + 15 * layers)
+        assert total(graph) == total(graphs[0])
+
+
+@pytest.mark.parametrize("workers", MESHES)
+def test_boxes_are_a_partition(workers: tuple[int, int]) -> None:
+    graphs = training_step(**SMALL, workers=workers)
+    for array in graphs[0].arrays:
+        if array.name.startswith("classifier.softmax") or array.dim[-2:] == (1, 1) or array.dim == (1,):
+            assert all(graph.array[array.name].dim == graph.owned(graph.array[array.name]).shape for graph in graphs)
+            continue
+        seen = np.zeros(array.dim, int)
+        for graph in graphs:
+            seen[graph.owned(graph.array[array.name]).slices] += 1
+        assert (seen == 1).all(), array.name
+
+
+def test_halos_of_the_source() -> None:
+    graphs = training_step(**SOURCE, workers=(2, 1))
+    first, second = graphs
+    # 41 rows are cut at 21, 33 at 17, 27 at 14: rows [0, 17) of the first layer read [0, 25), and so on.
+    image = [graph.array["data.raw_output"] for graph in graphs]
+    assert [a.write_rect[2] for a in image if a.write_rect] == [(0, 21), (21, 41)]
+    assert [a.read_rect[2] for a in image] == [(0, 25), (17, 41)]
+    assert first.operator["L0.filter"].dists["dist_input"][2] == (0, 25)
+    assert first.array["L0.filterNL.output"].read_rect[2] == (0, 20)
+    assert second.array["L0.filterNL.output"].read_rect[2] == (14, 33)
+    gradient = second.array["L0.filterNL.output.grad"]
+    assert gradient.write_rect is not None and gradient.write_rect[2] == (14, 33) and gradient.read_rect[2] == (17, 33)
+    places = [(0, 64), (0, 1), (0, 1), (0, 64), (0, 7), (0, 7), (14, 27), (0, 27)]
+    assert second.array["L1.W"].read_rect == Box(places)
+
+
+def test_traffic_of_the_source_by_hand() -> None:
+    first, second = shares(training_step(**SOURCE, workers=(2, 1)))
+    halo = 4 * 256 * (4 * 41 * 1 + 3 * 33 * 64)
+    assert (first.halo_bytes, second.halo_bytes) == (halo, halo)
+    assert (first.gradient_bytes, second.gradient_bytes) == (4 * 256 * 64 * 33 * 3,) * 2
+    logits = 4 * 256 * 3034
+    assert first.sum_bytes + second.sum_bytes == 2 * logits + 2 * 2 * 4  # two workers: 2 * (2 - 1) / 2 of it each
+    assert first.owned_bytes[Role.PARAM] == 4 * (64 * 81 * 17 * 33 + 64 * 64 * 49 * 14 * 27 + 3034 * 64 * 14 * 27) + (
+        4 * (64 * 17 * 33 + 64 * 14 * 27 + 2)
+    )
+    assert first.flops == 2 * 256 * (2 * 64 * 81 * 17 * 33 + 3 * (64 * 64 * 49 + 3034 * 64) * 14 * 27)
+
+
+@pytest.mark.parametrize("workers", [(1, 1), (1, 3), (2, 2), (4, 4), (9, 3)])
+def test_shares_add_up(workers: tuple[int, int]) -> None:
+    graphs = training_step(**SOURCE, workers=workers)
+    parts = shares(graphs)
+    totals, count = total(graphs[0]), len(parts)
+    assert sum(part.flops for part in parts) == totals.step_flops
+    spread = totals.bytes_by_role[Role.PARAM] - 4 * 2  # all but the gains, which every worker has
+    assert sum(part.owned_bytes[Role.PARAM] - 8 for part in parts) == spread
+    assert max(part.owned_bytes[Role.PARAM] for part in parts) <= 1.35 * spread / count + 8
+    assert all(part.held_bytes >= part.owned_total for part in parts)
+    found = imbalance(parts)
+    assert min(found.owned, found.received, found.flops) >= 1
+    if count == 1:
+        assert parts[0].received_bytes == 0 and parts[0].held_bytes == totals.bytes == parts[0].owned_total
+        assert (found.owned, found.received, found.flops) == (1, 1, 1)
+
+
+def test_imbalance_by_hand() -> None:
+    parts = [Share("", {Role.PARAM: n}, n, 0, 0, 0, 10 * n) for n in (1, 2, 3)]
+    assert imbalance(parts).owned == 1.5
+    assert imbalance(parts).received == 1.0
+    assert imbalance(parts).flops == 1.5
+
+
+def test_workers_of_different_steps() -> None:
+    with pytest.raises(InputError, match="workers of different steps"):
+        shares([*training_step(**SOURCE), *training_step(**SMALL)])
+    with pytest.raises(InputError, match="without workers"):
+        shares([])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batch": 0}, "the batch must be 1 or more"),
+        ({"layers": []}, "a net without layers"),
+        ({"layers": [(12, 3)]}, r"a kernel of 12 x 12 on maps of 11 x 9"),
+        ({"layers": [(3, 0)]}, "maps must be 1 or more"),
+        ({"workers": (0, 1)}, "the workers must be 1 or more"),
+        ({"workers": (12, 1)}, "12 x 1 workers for an image of 11 x 9"),
+        ({"gain": "x"}, "the gain 'x' is not known"),
+    ],
+)
+def test_sizes_that_cannot_be(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        training_step(**{**SMALL, **change})
+
+
+def test_the_gradient_of_a_gain_without_b() -> None:
+    plain, other = (training_step(**SMALL, gain=gain)[0] for gain in ("a*(x+b)", "a*x+b"))  # type: ignore[arg-type]
+    lost = set(plain.edges) - set(other.edges)
+    assert lost == {(f"L{at}.b", f"L{at}.filterA.grad", "->b") for at in (0, 1)}
+    assert plain != other
+
+
+def test_names_do_not_depend_on_workers() -> None:
+    for rows, cols in product((1, 3), (1, 2)):
+        graph = training_step(**SMALL, workers=(rows, cols))[-1]
+        assert graph.edges == training_step(**SMALL)[0].edges
