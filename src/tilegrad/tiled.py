@@ -48,7 +48,6 @@ def tile(
     mesh: DeviceMesh,
     budget: str | int | None = None,
     exchange: str = "auto",
-    halos: str = "auto",
     timeout: float | None = None,
 ) -> DistributedModule: ...
 
@@ -82,9 +81,10 @@ def tile(
     if mesh is not None:
         from .distributed import distribute
 
-        if tile is not None or axes is not None or mode != "auto" or planner != "auto":
-            raise InputError("with a mesh there is a budget, but no tile, axes, mode or planner", hint='budget="4GiB"')
-        return distribute(module, mesh, budget=budget, exchange=exchange, halos=halos, timeout=timeout)
+        if (tile, axes, mode, halos, planner) != (None, None, "auto", "auto", "auto"):
+            what = "with a mesh there is a budget, but no tile, axes, mode, halos or planner"
+            raise InputError(what, hint='budget="4GiB"')
+        return distribute(module, mesh, budget=budget, exchange=exchange, timeout=timeout)
     return TiledModule(module, Options.parse(budget, tile, axes, mode, halos, planner))
 
 

@@ -29,6 +29,7 @@ from tilegrad.testing import layers
 HANG_S = 60.0  # for a task
 GRACE_S = 20.0  # for the others, once a rank has failed
 TIMEOUT_S = 30.0  # of tilegrad's own watch
+MESHES = 8  # that a rank keeps
 NAMED = {name: getattr(layers, name) for name in ("POINTWISE", "JOINS", "CHANNELS")}  # functions without a name
 
 
@@ -208,6 +209,8 @@ def leave_world() -> None:
 
 def serve(rank: int, world: int, port: int, pipe: Connection) -> None:
     """The life of a rank: tasks, one after another, until None comes."""
+    import tilegrad.distributed
+
     join_world(rank, world, port)
     tasks = importlib.import_module("tasks")
     meshes: dict[MeshSpec, Any] = {}
@@ -215,6 +218,8 @@ def serve(rank: int, world: int, port: int, pipe: Connection) -> None:
         spec, task, payload = message
         try:
             if spec not in meshes:
+                if len(meshes) == MESHES:  # each has a thread that looks after it
+                    tilegrad.distributed.close(meshes.pop(next(iter(meshes))))
                 meshes[spec] = make_mesh(spec, rank)
             answer = getattr(tasks, task)(meshes[spec], payload) if rank in spec.ranks else None
         except Exception as error:
@@ -224,15 +229,19 @@ def serve(rank: int, world: int, port: int, pipe: Connection) -> None:
 
 
 def make_mesh(spec: MeshSpec, rank: int) -> Any:
-    import torch
-    from torch.distributed.device_mesh import DeviceMesh
-
     from tilegrad.distributed.join import group_of
 
-    mesh = DeviceMesh("cpu", torch.tensor(spec.ranks).reshape(spec.shape), mesh_dim_names=spec.names)
+    mesh = make_device_mesh(spec)
     if rank in spec.ranks:
         group_of(mesh, TIMEOUT_S)
     return mesh
+
+
+def make_device_mesh(spec: MeshSpec) -> Any:
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
+
+    return DeviceMesh("cpu", torch.tensor(spec.ranks).reshape(spec.shape), mesh_dim_names=spec.names)
 
 
 # -- messages ------------------------------------------------------------------------------------------------------------

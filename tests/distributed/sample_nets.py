@@ -43,7 +43,7 @@ class Joined(nn.Module):
         self.left, self.right = conv(2, 3), conv(1, 3)
 
     def forward(self, a: Tensor, b: Tensor) -> dict[str, Tensor]:
-        wide = self.right(b).repeat_interleave(2, 2).repeat_interleave(2, 3)
+        wide = F.interpolate(self.right(b), scale_factor=2)
         both = self.left(a) + wide[:, :, : a.shape[2], : a.shape[3]]
         return {"both": both, "pooled": F.max_pool2d(both, 3, 2, 1)}
 
@@ -116,6 +116,7 @@ def _windows() -> None:
         "nearest": lambda: nn.Upsample(scale_factor=2, mode="nearest"),
         "bilinear": lambda: nn.Upsample(scale_factor=2, mode="bilinear"),
         "reflect": lambda: nn.ReflectionPad2d(2),
+        "cumsum, which needs all of the image": lambda: Applied(torch.cumsum, {"dim": 2}),
         "shuffle": lambda: nn.Sequential(conv(2, 8), nn.PixelShuffle(2)),
     }.items():
         EXACT[name] = lambda made=made: exact(nn.Sequential(conv(2, 2), made(), conv(2, 2)), 2, 2, 17, 15)
@@ -148,9 +149,8 @@ def _stacks() -> None:
 def _norms() -> None:
     for name, made in {
         "batch norm": lambda: nn.BatchNorm2d(4),
-        "batch norm, cumulative": lambda: nn.BatchNorm2d(4, momentum=None),
         "group norm": lambda: nn.GroupNorm(2, 4),
-        "instance norm": lambda: nn.InstanceNorm2d(4, affine=True, track_running_stats=True),
+        "instance norm": lambda: nn.InstanceNorm2d(4, affine=True),
         "average pool 3": lambda: nn.AvgPool2d(3, 2, 1, count_include_pad=False),
         "bilinear, corners": lambda: nn.Upsample((23, 9), mode="bilinear", align_corners=True),
         "bicubic": lambda: nn.Upsample(scale_factor=1.5, mode="bicubic"),

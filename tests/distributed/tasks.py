@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 import tilegrad
-from tilegrad.distributed import Part, part
+from tilegrad.distributed import Part, part, rank_plan
+from tilegrad.errors import TilegradError
 from tilegrad.region import Box
 from tilegrad.testing.exact import Step, integer_tensor
 
@@ -33,6 +37,7 @@ class Case:
     autocast: torch.dtype | None = None
     no_grad: bool = False
     seed: int = 0
+    tiles: int | None = None  # of a rank's own box, instead of keeping everything
     options: Mapping[str, Any] = field(default_factory=dict)  # of `tile`
 
 
@@ -47,24 +52,23 @@ class Found:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a rank sent in a step, and what its plan says."""
+    """Bytes sent and received, and messages sent: as counted, and as the plan says for one step."""
 
-    sent: int
-    received: int
-    messages: int
-    predicted_sent: int
-    predicted_received: int
+    counted: tuple[int, int, int]
+    planned: tuple[int, int, int]
 
 
 def step(mesh: Any, case: Case) -> Found:
     """A step of training on a mesh; all that it leaves behind, whole but for parameters that are cut."""
     shapes = {name: tuple(p.shape) for name, p in case.net.named_parameters()}
     torch.manual_seed(case.seed + dist.get_rank())  # ranks must agree on what they draw all the same
-    tiled = tilegrad.tile(case.net, mesh=mesh, **case.options)
+    options = {"budget": "1TiB"} if case.tiles else {}
+    tiled = tilegrad.tile(case.net, mesh=mesh, **options, **case.options)
     tiled.traffic.clear()
     given = [_given(mesh, case, at, x) for at, x in enumerate(case.inputs)]
-    for _ in range(case.steps):
-        outputs = run_once(tiled, given, case)
+    with _in_tiles(case.tiles):
+        for _ in range(case.steps):
+            outputs = run_once(tiled, given, case)
     traffic = _traffic(tiled)
     leaves = {f"input {at}": x for at, x in enumerate(given) if isinstance(x, Part | Tensor)}
     gradients = {
@@ -142,21 +146,174 @@ def _gathered(x: Part) -> Tensor | None:
     return dataclasses.replace(x, local=x.local.grad).whole()
 
 
-# -- traffic -------------------------------------------------------------------------------------------------------------
+# -- plans ---------------------------------------------------------------------------------------------------------------
 
 
 def _traffic(tiled: Any) -> Traffic:
-    """Boxes that this rank sends forward and, of values with a gradient, those it gives back."""
-    counted, plan = tiled.traffic, tiled.plan.mesh_plan
-    return Traffic(counted.sent_bytes, counted.received_bytes, counted.messages, *_predicted(plan, tiled))
+    counted = tiled.traffic
+    mine = next(a for a in tiled.plan.accounts if a.rank == dist.get_rank())
+    return Traffic(
+        (counted.sent_bytes, counted.received_bytes, counted.messages),
+        (mine.sent_bytes, mine.received_bytes, mine.messages),
+    )
 
 
-def _predicted(plan: Any, tiled: Any) -> tuple[int, int]:
-    me, sent, received = tiled.plan.coords, 0, 0
-    for walk in plan.walks:
-        for value in plan.exchanges[walk.key]:
-            size = getattr(torch, plan.graph.type(value).dtype).itemsize
-            for move in plan.moves(value):
-                sent += (move.owner == me) * move.box.volume * size
-                received += (move.reader == me) * move.box.volume * size
-    return sent, received
+@contextlib.contextmanager
+def _in_tiles(count: int | None) -> Iterator[None]:
+    """Plans of so many tiles on every rank, whatever fits."""
+
+    def options(graph: Any, mesh: Any, exchanged: Any, _: Any) -> Iterator[Any]:
+        inner, axis = rank_plan._tile_axis(mesh)
+        yield rank_plan.plan_mesh(graph, inner, exchanged=exchanged, tiles={axis: count}), False, "as the test wants"
+
+    if count is None:
+        yield
+        return
+    with mock.patch.object(rank_plan, "_options", options):
+        yield
+
+
+# -- other tasks ---------------------------------------------------------------------------------------------------------
+
+
+def train(mesh: Any, payload: tuple[nn.Module, list[tuple[int, ...]]]) -> list[float]:
+    """Losses of training steps, with images of several sizes."""
+    net, sizes = payload
+    return train_steps(net, tilegrad.tile(net, mesh=mesh), sizes, lambda x: part(x, mesh))
+
+
+def train_steps(net: nn.Module, run: nn.Module, sizes: Sequence[tuple[int, ...]], cut: Any) -> list[float]:
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    losses = []
+    for at, size in enumerate(sizes):
+        optimizer.zero_grad()
+        made = run(cut(integer_tensor(size, -2, 2, at)))
+        _square(made).backward()
+        optimizer.step()
+        losses.append(_square(made.whole() if isinstance(made, Part) else made.detach()).item())
+    return losses
+
+
+def _square(made: Any) -> Tensor:
+    """A loss outside of the module: of parts, each rank's share of it; all together have the gradient of the sum."""
+    if not isinstance(made, Part):
+        found: Tensor = made.square().mean()
+        return found
+    return made.local.square().sum() / made.local.new_tensor(made.shape).prod()
+
+
+class Recorded:
+    """Something like a zarr array: it has a shape, and says what was asked of it."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape, self.asked = shape, list[Any]()
+
+    def __getitem__(self, key: Any) -> Any:
+        self.asked.append(key)
+        return np.zeros(tuple(len(range(n)[k]) for n, k in zip(self.shape, key, strict=True)), dtype=np.float32)
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise AssertionError("all of it was asked for")
+
+
+def cut(mesh: Any, payload: tuple[Any, dict[str, Any]]) -> tuple[Box, tuple[int, ...], Tensor, Tensor]:
+    x, how = payload
+    found = part(x, mesh, **how)
+    return found.box, found.shape, found.local, found.whole()
+
+
+def cut_file(mesh: Any, path: str) -> tuple[Box, tuple[int, ...], Tensor, Tensor]:
+    return cut(mesh, (np.load(path, mmap_mode="r"), {}))
+
+
+def cut_recorded(mesh: Any, shape: tuple[int, ...]) -> tuple[Box, list[Any], tuple[int, ...]]:
+    x = Recorded(shape)
+    found = part(x, mesh)
+    return found.box, x.asked, tuple(found.local.shape)
+
+
+def grade_part(mesh: Any, x: Tensor) -> tuple[Tensor, Box]:
+    found = part(x.requires_grad_(), mesh)
+    found.local.square().sum().backward()
+    assert found.local.grad is not None
+    return found.local.grad, found.box
+
+
+def refused(mesh: Any, payload: tuple[str, Any]) -> str:
+    """What a rank is told when it asks for something that cannot be had: `kind: text`."""
+    name, given = payload
+    try:
+        globals()[name](mesh, given)
+    except TilegradError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def odd_one(mesh: Any, payload: tuple[list[Case]]) -> None:
+    """A step with another case on every rank."""
+    (cases,) = payload
+    step(mesh, cases[dist.get_rank()])
+
+
+def cut_apart(mesh: Any, x: Tensor) -> None:
+    """Two inputs with different cuts."""
+    given = [part(x, mesh, cuts={"h": (0, at, x.shape[2])}) for at in (3, 4)]
+    tilegrad.tile(_Sum(), mesh=mesh)(*given)
+
+
+class _Sum(nn.Module):
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return a + b
+
+
+def misnamed(mesh: Any, names: tuple[str, ...]) -> None:
+    """A mesh whose axes have other names."""
+    part(torch.zeros(1, 1, 8, 8), DeviceMesh("cpu", mesh.mesh, mesh_dim_names=names))
+
+
+def no_mesh(mesh: Any, _: None) -> None:
+    part(torch.zeros(1, 1, 8, 8), "two ranks")  # type: ignore[arg-type]
+
+
+def odd_second(mesh: Any, payload: tuple[nn.Module, list[list[tuple[int, ...]]]]) -> None:
+    """Calls with images of other sizes, in another order on every rank."""
+    net, sizes = payload
+    tiled = tilegrad.tile(net, mesh=mesh)
+    for size in sizes[dist.get_rank()]:
+        tiled(part(torch.zeros(size, dtype=torch.float64), mesh))
+
+
+def several_calls(mesh: Any, payload: tuple[nn.Module, Tensor, str]) -> dict[str, Tensor | None]:
+    net, x, how = payload
+    tiled, given = tilegrad.tile(net, mesh=mesh), part(x.requires_grad_(), mesh)
+    call_several(tiled, given, how)
+    found = {name: p.grad for name, p in net.named_parameters()}
+    return found | {"input": _gathered(given)}
+
+
+def call_several(run: nn.Module, given: Any, how: str) -> None:
+    """Gradients from calls that overlap: the same numbers come out whichever way."""
+
+    def size(made: Any) -> Tensor:
+        found: Tensor = (made.local if isinstance(made, Part) else made).sum()
+        return found
+
+    match how:
+        case "two calls, then both backward":
+            one, other = run(given), run(given)
+            size(other[0]).backward()
+            (2 * size(one[1])).backward()
+        case "one sum of two calls":
+            (size(run(given)[0]) + 2 * size(run(given)[1])).backward()
+        case "the first output only":
+            size(run(given)[0]).backward()
+        case "the last output only":
+            size(run(given)[-1]).backward()
+        case "a call without backward between":
+            first = run(given)
+            run(given)
+            with torch.no_grad():
+                run(given)
+            size(first[1]).backward()
+        case _:
+            raise ValueError(how)

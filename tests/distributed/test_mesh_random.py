@@ -18,7 +18,7 @@ from tilegrad.testing.networks import RandomNetwork, networks
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")
 REFUSALS = {"GridError", "InputError"}
-KNOWN = ("has no box rule", "but the array has only", "but input '", "has no input that can be cut")
+KNOWN = ("has no box rule", "but the array has only", "but input '", "is due", "has no input that can be cut")
 SHAPES = ((2,), (3,), (4,), (2, 2), (1, 2), (3, 1), (1, 2, 2))
 
 
@@ -37,18 +37,19 @@ def meshes(draw: st.DrawFn, network: RandomNetwork) -> MeshSpec:
     assume(len(names) == len(shape))
     assume(all(lengths[name] >= size for name, size in zip(names, shape, strict=True)))
     axes = dict(zip(names, shape, strict=True))
-    order = draw(st.permutations(range(mesh_of(**axes).world))) if draw(st.integers(0, 4)) == 4 else None
-    return mesh_of(**axes, ranks=order)
+    turned = [(k + 1) % mesh_of(**axes).world for k in range(mesh_of(**axes).world)]
+    return mesh_of(**axes, ranks=turned if draw(st.integers(0, 5)) == 5 else None)
 
 
 @st.composite
 def cases(draw: st.DrawFn, **how: Any) -> tuple[Case, MeshSpec]:
     network = draw(networks(**how))
     mesh = draw(meshes(network))
-    exchange = draw(st.sampled_from(["segment", "segment", "layer"]))
+    exchange = draw(st.sampled_from(["segment", "auto", "layer"]))
     inputs, cuts = tuple(network.inputs()), _cuts(draw, network, mesh)
     dims = {at: _dims(x.dim(), len(network.shape) - 2, mesh) for at, x in enumerate(inputs)}
-    return Case(network, inputs, cuts=cuts, dims=dims, options={"exchange": exchange}), mesh
+    tiles = draw(st.sampled_from([None, None, 1, 2, 3, 5]))
+    return Case(network, inputs, cuts=cuts, dims=dims, tiles=tiles, options={"exchange": exchange}), mesh
 
 
 def _dims(count: int, image: int, mesh: MeshSpec) -> dict[str, int]:

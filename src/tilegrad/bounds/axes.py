@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..ir import Graph, Node
-from ..ops import Call, find
+from ..ops import Call, Reduction, find
 
 AXES = ("n", "d", "h", "w")
 Place = tuple[str, int]  # value, dimension
@@ -125,6 +125,11 @@ def _spread(graph: Graph, node: Node, classes: _Classes) -> bool:
         for k, read in enumerate(dims):
             if read.dim is not None and shape[k] > 1 and out[read.dim] > 1:
                 agreed &= classes.join((value, k), (node.outputs[0], read.dim))
+    op = find(node)
+    for i, dim, first in op.tied(call_of(graph, node)) if isinstance(op, Reduction) else ():
+        value, folded = node.inputs[i].value, node.inputs[0].value
+        if graph.shape(value)[dim] > 1 and graph.shape(folded)[first] > 1:
+            agreed &= classes.join((value, dim), (folded, first))
     return agreed
 
 

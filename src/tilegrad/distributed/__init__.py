@@ -12,4 +12,6 @@ from .module import DistributedModule as DistributedModule
 from .module import distribute as distribute
 from .part import Part as Part
 from .part import part as part
+from .state import load_state as load_state
+from .state import save_state as save_state
 from .watch import RankError as RankError

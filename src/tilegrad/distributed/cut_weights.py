@@ -15,10 +15,11 @@ from .plan import MeshPlan
 
 
 def cut_parameters(module: nn.Module, plan: MeshPlan, state: Any) -> None:
-    """Cut what is still whole, in place: the parameters stay the same objects, so that optimizers know them."""
+    """Cut what is still whole, in place: parameters stay the same objects, so that optimizers know them. Only those
+    without data are replaced."""
     named = dict(module.named_parameters(remove_duplicate=False))
     boxes = {
-        str(v.target): plan.owned(v.name, state.group.coords)
+        str(v.target): plan.owned(v.name, plan.mesh.coords_of(state.group.rank))
         for v in plan.graph.of_kind(Kind.PARAMETER)
         if plan.placement.cut[v.name]
     }
@@ -30,12 +31,16 @@ def cut_parameters(module: nn.Module, plan: MeshPlan, state: Any) -> None:
     if not fresh:
         return
     if state.skeleton is None:
-        state.skeleton = _without_data(module)
+        state.skeleton = without_data(module)
     for name, box in fresh.items():
         parameter = named[name]
         with torch.no_grad():
-            parameter.data = _own(module, name, parameter, box, state.group.device)
-        parameter.grad = None
+            own = _own(module, name, parameter, box, state.group.device)
+        if parameter.is_meta:  # cannot be given data: another takes its place
+            path, _, short = name.rpartition(".")
+            module.get_submodule(path)._parameters[short] = nn.Parameter(own, parameter.requires_grad)
+        else:
+            parameter.data, parameter.grad = own, None
         state.cut[name] = box
 
 
@@ -53,7 +58,7 @@ def _own(module: nn.Module, name: str, parameter: Tensor, box: Box, device: torc
     return found
 
 
-def _without_data(module: nn.Module) -> nn.Module:
+def without_data(module: nn.Module) -> nn.Module:
     with torch.no_grad():
         memo: dict[int, Any] = {id(t): _blank(t) for t in (*module.parameters(), *module.buffers())}
         return copy.deepcopy(module, memo)

@@ -6,6 +6,7 @@ answer is named: see `watch`.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -121,6 +122,17 @@ class Group:
         dist.all_gather(found, mine, self._all)
         said = [bytes(f[: int(s)].cpu().numpy()) for f, s in zip(found, sizes, strict=True)]
         return _in_order(said, self.mesh.ranks)
+
+    def alike(self, what: str, text: str) -> bool:
+        """Do all ranks of the mesh say the same?"""
+        if self._all is None:
+            return True
+        digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
+        mine = torch.frombuffer(bytearray(digest), dtype=torch.uint8).to(self.device)
+        found = torch.empty(len(self.mesh.ranks), len(digest), dtype=torch.uint8, device=self.device)
+        with self.watch.during(what, self.mesh.ranks):
+            dist.all_gather(list(found.unbind()), mine, self._all)
+        return bool((found == mine).all())
 
     def tell(self, what: str, text: str) -> list[str]:
         """What every rank of the mesh says, in order."""

@@ -32,11 +32,7 @@ def group_of(mesh: DeviceMesh, timeout_s: float | None = None) -> Group:
     timeout_s: how long a rank waits for another before it stops with an error.
     """
     if mesh not in _groups:
-        ours = mesh_of(mesh)
-        rank = dist.get_rank()
-        if rank not in ours.ranks:
-            raise InputError(f"rank {rank} is not part of the mesh", hint="only ranks of the mesh take part")
-        _groups[mesh] = Group(ours, rank, _device(mesh), timeout_s or TIMEOUT_S)
+        _groups[mesh] = Group(mesh_of(mesh), rank_in(mesh), device_of(mesh), timeout_s or TIMEOUT_S)
     found = _groups[mesh]
     if timeout_s is not None and found.timeout.total_seconds() != timeout_s:
         what = f"this mesh has a timeout of {found.timeout.total_seconds():g} s already"
@@ -44,7 +40,15 @@ def group_of(mesh: DeviceMesh, timeout_s: float | None = None) -> Group:
     return found
 
 
-def _device(mesh: DeviceMesh) -> torch.device:
+def rank_in(mesh: DeviceMesh) -> int:
+    """This process's rank, which must be one of the mesh."""
+    rank = dist.get_rank()
+    if rank not in mesh_of(mesh).ranks:
+        raise InputError(f"rank {rank} is not part of the mesh", hint="only ranks of the mesh take part")
+    return rank
+
+
+def device_of(mesh: DeviceMesh) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if mesh.device_type == "cuda" else torch.device("cpu")
 
 

@@ -13,6 +13,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from .. import errors
 from ..bounds import lower_graph
 from ..errors import InputError, TilegradError
 from ..importers import Captured, Slot, export_module
@@ -21,9 +22,8 @@ from ..ops import find
 from ..region import Box
 from ..runner import TiledFunction, apply_updates
 from ..runtime.engine import Engine
-from ..schedule import Storage
 from ..wrapped import Wrapped
-from .cut_weights import cut_parameters
+from .cut_weights import cut_parameters, without_data
 from .group import Group, Traffic
 from .join import group_of
 from .mesh import Mesh
@@ -38,9 +38,9 @@ EXCHANGES = ("auto", "segment", "layer")
 @dataclass
 class _State:
     group: Group
+    device_mesh: DeviceMesh
     budget: int | str | None
     exchange: str
-    halos: Storage | None
     runners: dict[Any, RankRunner] = field(default_factory=dict)
     last: RankRunner | None = None
     skeleton: nn.Module | None = None  # the module as it was, without data, once parameters are cut
@@ -53,7 +53,6 @@ def distribute(
     *,
     budget: str | int | None = None,
     exchange: str = "auto",
-    halos: str = "auto",
     timeout: float | None = None,
 ) -> DistributedModule:
     """`tilegrad.tile` with a mesh: see there."""
@@ -61,8 +60,7 @@ def distribute(
         raise InputError(f"halos cannot be exchanged per '{exchange}'", hint=f"one of {', '.join(EXCHANGES)}")
     if isinstance(module, Wrapped):
         raise InputError("this module is tiled already", hint="tile(model.module, mesh=mesh)")
-    storage = None if halos == "auto" else Storage(halos)
-    return DistributedModule(module, _State(group_of(mesh, timeout), budget, exchange, storage))
+    return DistributedModule(module, _State(group_of(mesh, timeout), mesh, budget, exchange))
 
 
 class DistributedModule(Wrapped):
@@ -105,6 +103,7 @@ class DistributedModule(Wrapped):
         self.module.training = self.training
         flat, _ = pytree.tree_flatten((args, kwargs))
         key = _key(self.module, flat)
+        _check_same(state.group, key)
         if key not in state.runners:
             state.runners[key] = _together(state.group, lambda: self._make(state, flat, args, kwargs))
             cut_parameters(self.module, state.runners[key].mesh_plan, state)
@@ -114,13 +113,15 @@ class DistributedModule(Wrapped):
         mesh = _one_mesh(flat, state.group.mesh)
         wide, wider = pytree.tree_map(_whole, (args, kwargs))
         module = self.module
+        if state.skeleton is None and any(p.is_meta for p in module.parameters()):
+            state.skeleton = without_data(module)  # torch captures a module that lies on one device
         if state.skeleton is not None:
             module = state.skeleton.train(self.training)
             for ours, theirs in zip(module.modules(), self.module.modules(), strict=True):
                 ours.training = theirs.training
         captured = export_module(module, wide, wider)
         graded = torch.is_grad_enabled()
-        runner = RankRunner(captured, mesh, state, self.module, flat if graded else None)
+        runner = RankRunner(captured, mesh, state, self.module, flat, graded)
         said = {
             "torch": torch.__version__,
             "graph": hashlib.sha256(format_graph(captured.graph).encode()).hexdigest(),
@@ -129,6 +130,7 @@ class DistributedModule(Wrapped):
             "exchange": state.exchange,
             "training": self.training,
             "gradients": graded,
+            "what needs a gradient": list(runner.plan.graded),
         }
         return runner, said
 
@@ -136,31 +138,31 @@ class DistributedModule(Wrapped):
 class RankRunner:
     """A planned input shape: binds a rank's tensors to the graph's values and runs sessions."""
 
-    def __init__(self, captured: Captured, mesh: Mesh, state: _State, module: nn.Module, graded: Sequence[Any] | None):
-        self.captured, self.group = captured, state.group
+    def __init__(
+        self, captured: Captured, mesh: Mesh, state: _State, module: nn.Module, flat: Sequence[Any], graded: bool
+    ):
+        self.captured, self.group, self.device_mesh = captured, state.group, state.device_mesh
         self.user_inputs = list(captured.program.graph_signature.user_inputs)
         graph = lower_graph(captured.graph)
         wanted: list[str] = []
-        if graded is not None:
+        if graded:
             named = dict(module.named_parameters(remove_duplicate=False))
-            inputs = zip(self.user_inputs, graded, strict=True)
+            inputs = zip(self.user_inputs, flat, strict=True)
             wanted = [str(name) for name, item in inputs if (t := _tensor(item)) is not None and t.requires_grad]
             wanted += [v.name for v in graph.of_kind(Kind.PARAMETER) if named[str(v.target)].requires_grad]
-        self.plan = plan_rank(
-            graph, mesh, state.group.coords, wanted, state.budget, state.exchange, state.halos, state.group.device
-        )
+        self.plan = plan_rank(graph, mesh, state.group.rank, wanted, state.budget, state.exchange, state.group.device)
         self.mesh_plan: MeshPlan = self.plan.mesh_plan
         self.engine = Engine(self.plan.schedule)
-        self._check_inputs(graded)
+        self._check_inputs(flat)
 
-    def _check_inputs(self, flat: Sequence[Any] | None) -> None:
-        for name, item in zip(self.user_inputs, flat or (), strict=False):
+    def _check_inputs(self, flat: Sequence[Any]) -> None:
+        for name, item in zip(self.user_inputs, flat, strict=True):
             if not isinstance(item, Part) and isinstance(item, Tensor) and self.mesh_plan.placement.cut[str(name)]:
                 what = f"input '{name}' lies on the mesh, but is a whole tensor"
                 raise InputError(what, hint="tilegrad.distributed.part(x, mesh)")
-            if isinstance(item, Part) and item.box != self.mesh_plan.owned(str(name), self.group.coords):
+            if isinstance(item, Part) and item.box != self.mesh_plan.owned(str(name), self.plan.coords):
                 what = (
-                    f"input '{name}' is cut into {item.box}, where {self.mesh_plan.owned(str(name), self.group.coords)}"
+                    f"input '{name}' is cut into {item.box}, where {self.mesh_plan.owned(str(name), self.plan.coords)}"
                 )
                 raise InputError(f"{what} is due", hint="part(x, mesh, dims={...}) names the dimensions of the image")
 
@@ -214,33 +216,56 @@ class RankRunner:
         if not plan.placement.cut[name]:
             return tensor
         dims = {axis: plan.axes.dims[name][axis] for axis in plan.mesh.axes if axis in plan.placement.cut[name]}
-        return Part(tensor, plan.owned(name, self.group.coords), plan.graph.shape(name), dims, plan.mesh, self.group)
+        return Part(
+            tensor, plan.owned(name, self.plan.coords), plan.graph.shape(name), dims, plan.mesh, self.device_mesh
+        )
 
 
 def _together(group: Group, make: Any) -> RankRunner:
     """Make a plan on all ranks, or fail on all of them with the same words."""
-    runner, failure, said = None, "", dict[str, Any]()
+    runner, failure, said = None, dict[str, Any](), dict[str, Any]()
     try:
         runner, said = make()
     except TilegradError as error:
-        failure = str(error)
+        parts = {"what": error.what, "where": error.where, "hint": error.hint}
+        failure = {"kind": type(error).__name__, **parts}
     answers = [json.loads(text) for text in group.tell("the plan", json.dumps({"failure": failure, "said": said}))]
     failures = {rank: a["failure"] for rank, a in zip(group.mesh.ranks, answers, strict=True) if a["failure"]}
     if failures:
-        rank, words = next(iter(failures.items()))
-        everywhere = len(set(failures.values())) == 1 and len(failures) == len(answers)
-        raise InputError(words if everywhere else f"rank {rank} cannot run this: {words}")
-    for key in answers[0]["said"]:
-        told = [json.dumps(answer["said"].get(key)) for answer in answers]
-        if len(set(told)) > 1:
-            each = "; ".join(f"rank {r}: {t[:120]}" for r, t in zip(group.mesh.ranks, told, strict=True))
-            raise InputError(f"the ranks disagree on {key}", where=each, hint="the same on every rank")
+        rank, first = next(iter(failures.items()))
+        everywhere = len(failures) == len(answers) and all(found == first for found in failures.values())
+        kind: type[TilegradError] = getattr(errors, first["kind"], InputError)
+        what = first["what"] if everywhere else f"rank {rank} cannot run this: {first['what']}"
+        raise kind(what, where=first["where"], hint=first["hint"])
+    _compare(group, [answer["said"] for answer in answers])
     assert runner is not None
     return runner
 
 
+def _compare(group: Group, answers: Sequence[dict[str, Any]]) -> None:
+    """Raise where ranks say different things."""
+    for key in answers[0]:
+        told = [json.dumps(answer.get(key)) for answer in answers]
+        if len(set(told)) > 1:
+            each = "; ".join(f"rank {r}: {t[:120]}" for r, t in zip(group.mesh.ranks, told, strict=True))
+            raise InputError(f"the ranks disagree on {key}", where=each, hint="the same on every rank")
+
+
+def _check_same(group: Group, key: Any) -> None:
+    """Do all ranks call alike? One that has another image, the last of its data, would leave the others waiting."""
+    inputs, training, parameters, graded = key
+    graded_parameters = [needed for *_, needed in parameters]
+    if group.alike("the inputs", repr((inputs, training, graded_parameters, graded))):
+        return
+    words = {"gradients": graded, "inputs": inputs, "the number of modules": len(training), "training": training}
+    words |= {"the number of parameters": len(parameters), "what parameters need a gradient": graded_parameters}
+    answers = [json.loads(text) for text in group.tell("the inputs", json.dumps(words))]
+    _compare(group, answers)
+    raise InputError("the ranks do not call alike")
+
+
 def _key(module: nn.Module, flat: Sequence[Any]) -> Any:
-    inputs = tuple(_describe(item) + str(bool((t := _tensor(item)) is not None and t.requires_grad)) for item in flat)
+    inputs = tuple(_describe(item) + _wants(_tensor(item)) for item in flat)
     parameters = tuple((p.dtype, p.device, p.requires_grad) for p in module.parameters())
     return inputs, tuple(m.training for m in module.modules()), parameters, torch.is_grad_enabled()
 
@@ -252,6 +277,10 @@ def _describe(item: Any) -> str:
     if isinstance(item, Tensor):
         return f"tensor {tuple(item.shape)} {item.dtype}"
     return repr(item)
+
+
+def _wants(tensor: Tensor | None) -> str:
+    return ", with gradient" if tensor is not None and tensor.requires_grad else ""
 
 
 def _tensor(item: Any) -> Tensor | None:

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from ..errors import InputError
 from ..region import Box, Interval
 from .group import Group, pack, unpack
-from .join import group_of
+from .join import device_of, group_of, mesh_of, rank_in
 from .mesh import Coords, Mesh, check_fits
 
 Cuts = Mapping[str, Sequence[int]]
@@ -33,11 +33,11 @@ class Part:
     shape: tuple[int, ...]
     dims: Mapping[str, int]
     mesh: Mesh = field(repr=False)
-    group: Group = field(repr=False)
+    device_mesh: DeviceMesh = field(repr=False)
 
     def whole(self) -> Tensor:
         """All of it, on every rank. For tests and small arrays: no rank need ever hold this."""
-        return gather(self.local.detach(), self.shape, self.dims, self.mesh, self.group)
+        return gather(self.local.detach(), self.shape, self.dims, self.mesh, group_of(self.device_mesh))
 
     def __repr__(self) -> str:
         return f"Part({self.box} of {'x'.join(map(str, self.shape))}, {self.local.dtype})"
@@ -51,13 +51,13 @@ def part(x: Any, mesh: DeviceMesh, *, dims: Mapping[str, int] | None = None, cut
     before; arrays of one or two dimensions are cut along "batch" only.
     cuts: where an axis is cut, if not evenly: {"h": (0, 100, 384)}.
     """
-    group = group_of(mesh)
-    places = _dims(tuple(x.shape), group.mesh, dims)
-    cut_mesh = _with_cuts(group.mesh, places, tuple(x.shape), cuts or {})
+    ours = mesh_of(mesh)
+    places = _dims(tuple(x.shape), ours, dims)
+    cut_mesh = _with_cuts(ours, places, tuple(x.shape), cuts or {})
     for axis, dim in places.items():
         check_fits(cut_mesh, axis, int(x.shape[dim]), "the array")
-    box = box_of(cut_mesh, group.coords, tuple(map(int, x.shape)), places)
-    return Part(_read(x, box, group.device), box, tuple(map(int, x.shape)), places, cut_mesh, group)
+    box = box_of(cut_mesh, ours.coords_of(rank_in(mesh)), tuple(map(int, x.shape)), places)
+    return Part(_read(x, box, device_of(mesh)), box, tuple(map(int, x.shape)), places, cut_mesh, mesh)
 
 
 def box_of(mesh: Mesh, coords: Coords, shape: Sequence[int], dims: Mapping[str, int]) -> Box:

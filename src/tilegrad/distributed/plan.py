@@ -298,4 +298,3 @@ def _keep(graph: Graph, placement: Placement) -> tuple[set[str], dict[Key, set[s
         for name in node.reads:
             visit(name, _key(node, placement))
     return kept, replays
-

@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from ..errors import InternalError
 from ..ir import Kind, Node
 from ..ops import Place
 from ..region import Box
@@ -62,7 +62,7 @@ class RankSession(Session):
         kept: bool = True,
     ):
         super().__init__(engine, tensors, device, train=train, seed=seed, autocast=autocast)
-        self.plan, self.group, self.coords = plan, group, group.coords
+        self.plan, self.group, self.coords = plan, group, plan.mesh.coords_of(group.rank)
         self.kept = kept and train  # activations stay for backward, instead of being computed again
         self.islands: dict[int, list[KeptIsland]] = {}
         self.leaves: dict[int, dict[str, Tensor]] = {}
@@ -271,8 +271,6 @@ class RankSession(Session):
             return
         islands = self.islands.pop(phase.number, [])
         for island in reversed(islands):
-            with torch.enable_grad():
-                island.root()
             island.backward()
         for name, leaf in self.leaves.pop(phase.number, {}).items():
             if leaf.grad is not None:
@@ -305,43 +303,73 @@ class RankSession(Session):
 
 class KeptIsland(Island):
     """An island that stays: run with gradients in forward, and differentiated when the gradients of what it made are
-    known. Needs no halos between tiles: it is a rank's only tile."""
+    known. It is a rank's only tile, so it hands on no halos.
+
+    Of what it stores it keeps the place in autograd's graph, not the tensor: the stored copy serves.
+    """
 
     def __init__(self, *args: object, **kwargs: object):
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
-        self.made: list[tuple[Store | Fold, Tensor, list[Tensor]]] = []
+        self.edges: list[tuple[Store, GradientEdge, torch.dtype]] = []
+        self.folded: list[tuple[Fold, Tensor | GradientEdge, torch.dtype, list[Tensor]]] = []
 
     def _store(self, step: Store) -> None:
         tensor = self._tensor(step.value, step.box)
         self.session.write(step.value, step.box, tensor.detach())
-        self.made.append((step, tensor, []))
+        if tensor.requires_grad:
+            self.edges.append((step, get_gradient_edge(tensor), tensor.dtype))
 
     def _fold(self, step: Fold) -> None:
         session = self.session
         call, op = session.engine.call(step.node), session.engine.reduction(step.node)
-        tile = self._tensor(call.node.inputs[0].value, step.box)
+        value = call.node.inputs[0].value
+        tile = self._tensor(value, step.box)
         place = Place(session.extent(call.node.outputs[0]), (step.box,))
         others = self._beside(call, step.box)
         with torch.no_grad():
             session.fold(step.node, op.partial(call, tile.detach(), place, *(t.detach() for t in others)))
-        self.made.append((step, tile, others))
+        stored = value in self.phase.stores and tile.requires_grad
+        self.folded.append((step, get_gradient_edge(tile) if stored else tile, tile.dtype, others))
 
-    def root(self) -> None:
-        """Find the gradients of what was made."""
+    def backward(self) -> None:
+        """Gradients of everything the tile loaded, from those of what it made."""
         session = self.session
-        for step, tensor, others in self.made:
-            if not tensor.requires_grad and not any(t.requires_grad for t in others):
-                continue
-            if isinstance(step, Store):
-                grad = session.gradient(step.value, step.box)
-                if grad is not None:
-                    self.roots.append((tensor, grad.to(tensor.dtype)))
-                continue
-            call, op = session.engine.call(step.node), session.engine.reduction(step.node)
-            grad = session.gradient(call.node.outputs[0], None)
-            if grad is None:
-                raise InternalError("a fold without its gradient", where=call.node.describe())
-            place = Place(session.extent(call.node.outputs[0]), (step.box,))
-            result = op.surrogate(call, tensor, session.totals[step.node], place, *others)
-            self.roots.append((result, grad.to(result.dtype).reshape(result.shape)))
-        self.made = []
+        roots: list[Tensor | GradientEdge] = []
+        grads: list[Tensor] = []
+        for step, edge, dtype in self.edges:
+            if (grad := session.gradient(step.value, step.box)) is not None:
+                roots.append(edge)
+                grads.append(grad.to(dtype))
+        with torch.enable_grad():
+            for fold in self.folded:
+                for root, grad in self._unfold(*fold):
+                    roots.append(root)
+                    grads.append(grad)
+        self.edges, self.folded = [], []
+        first = [leaf for leaf in self.whole.values() if leaf.requires_grad and leaf.grad is None]
+        if roots:
+            torch.autograd.backward(roots, grads)  # type: ignore[arg-type]  # takes both kinds
+        self.settle(first, grads)
+
+    def _unfold(
+        self, step: Fold, source: Tensor | GradientEdge, dtype: torch.dtype, others: list[Tensor]
+    ) -> list[tuple[Tensor | GradientEdge, Tensor]]:
+        """A fold's part in the gradient of what it folds."""
+        session = self.session
+        call, op = session.engine.call(step.node), session.engine.reduction(step.node)
+        grad = session.gradient(call.node.outputs[0], None)
+        if grad is None:
+            return []
+        place = Place(session.extent(call.node.outputs[0]), (step.box,))
+        total = session.totals[step.node]
+        if isinstance(source, Tensor):
+            result = op.surrogate(call, source, total, place, *others)
+            return [(result, grad.to(result.dtype).reshape(result.shape))] if result.requires_grad else []
+        tile = session.read(call.node.inputs[0].value, step.box).detach().to(dtype).requires_grad_()
+        result = op.surrogate(call, tile, total, place, *others)
+        seed = grad.to(result.dtype).reshape(result.shape)
+        if not others:
+            return [(source, torch.autograd.grad(result, tile, seed)[0])]
+        torch.autograd.backward(result, seed)  # to the others as well, which are leaves
+        assert tile.grad is not None
+        return [(source, tile.grad)]

@@ -189,6 +189,10 @@ class Reduction(Op):
         """The boxes of further inputs that belong to a box of the first: `others` of `partial` and `surrogate`."""
         return ()
 
+    def tied(self, call: Call) -> tuple[tuple[int, int, int], ...]:
+        """Dimensions of further inputs that lie beside one of the first: (input, its dimension, the first's)."""
+        return ()
+
     def partial(self, call: Call, tile: Tensor, place: Place, *others: Tensor) -> tuple[Tensor, ...]:
         raise NotImplementedError
 

@@ -127,6 +127,9 @@ class SpatialLinear(Reduction):
         _, c, h, w = call.inputs[1].shape
         return 2.0 * c * h * w
 
+    def tied(self, call: Call) -> tuple[tuple[int, int, int], ...]:
+        return (1, 2, 2), (1, 3, 3)
+
     def beside(self, call: Call, box: Box) -> tuple[Box, ...]:
         return (Box((*Box.full(call.inputs[1].shape)[:2], *box[2:])),)
 

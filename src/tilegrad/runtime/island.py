@@ -58,7 +58,11 @@ class Island:
         first = [leaf for leaf in self.whole.values() if leaf.requires_grad and leaf.grad is None]
         if roots:
             torch.autograd.backward([t for t, _ in roots], [g for _, g in roots])
-        _own_memory([*first, *(leaf for _, _, leaf in self.leaves)], [g for _, g in roots])
+        self.settle(first, [g for _, g in roots])
+
+    def settle(self, first: Sequence[Tensor], seeds: Sequence[Tensor]) -> None:
+        """Give away the gradients of what the tile loaded. `first`: whole values that got their first gradient here."""
+        _own_memory([*first, *(leaf for _, _, leaf in self.leaves)], seeds)
         for value, box, leaf in self.leaves:
             if leaf.grad is not None:
                 self._leave_gradient(value, box, leaf.grad)

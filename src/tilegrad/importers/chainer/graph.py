@@ -20,7 +20,6 @@ from .ops import Form, find_known, opaque_form
 from .order import pair_functions, sort_functions
 
 
-
 def load_chainer(path: Path) -> Graph:
     """The graph of the training step in this dump."""
     dump = load_dump(path)
