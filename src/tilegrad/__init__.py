@@ -5,12 +5,16 @@ from typing import TYPE_CHECKING
 from .lazy import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
+    from . import distributed as distributed
+    from . import nn as nn
     from .importers import capture as capture
     from .importers import load as load
     from .importers import load_profile as load_profile
+    from .importers import load_rects as load_rects
     from .profile import Profile as Profile
     from .replayed import Replay as Replay
     from .replayed import replay as replay
+    from .report.chrome_trace import save_chrome_trace as save_chrome_trace
     from .runtime.record import record as record
     from .tiled import Plan as Plan
     from .tiled import TiledModule as TiledModule
@@ -24,14 +28,16 @@ _HOMES = {
     "capture": "importers",
     "load": "importers",
     "load_profile": "importers",
+    "load_rects": "importers",
     "Profile": "profile",
     "Replay": "replayed",
     "replay": "replayed",
     "record": "runtime.record",
+    "save_chrome_trace": "report.chrome_trace",
     "Plan": "tiled",
     "TiledModule": "tiled",
     "tile": "tiled",
     "Verification": "verification",
     "verify": "verification",
 }
-__getattr__, __dir__ = _lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = _lazy_names(__name__, _HOMES, packages=("distributed", "nn"))

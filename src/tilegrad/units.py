@@ -83,6 +83,11 @@ def format_rate(per_second: float, what: str) -> str:
     return f"{per_second / size:.3g} {prefix}{what}"
 
 
+def printable(text: str) -> str:
+    """Text that cannot steer a terminal and can be encoded: controls and halves of surrogate pairs are replaced."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
 def parse_sizes(text: str, what: str = "shape") -> tuple[int, ...]:
     """`"1x3x512x512"` or `"1,3,512,512"`; every size at least 1."""
     parts = re.split(r"[x,×]", text.strip().lower())

@@ -21,7 +21,7 @@ def assert_ranks_agree(
     pool: Pool, case: Case, meshes: Sequence[MeshSpec], *, exact: bool = True, tolerance: float = TOLERANCE,
     quiet: float = 1e-3,
 ) -> list[list[Found]]:  # fmt: skip
-    """Every rank of every mesh has what one process has. What the ranks found, by mesh."""
+    """Every rank of every mesh has what one process has, and has sent what the plan says. What they found, by mesh."""
     wanted = plain_step(copy.deepcopy(case))
     every = []
     for mesh in meshes:
@@ -29,6 +29,9 @@ def assert_ranks_agree(
         for rank, step in zip(mesh.ranks, joined(found), strict=True):
             note = f"rank {rank} of {mesh} differs from one process"
             assert_same(step, wanted, exact=exact, tolerance=tolerance, quiet=quiet, note=note)
+        for rank, one in zip(mesh.ranks, found, strict=True):
+            planned = tuple(case.steps * n for n in one.traffic.planned)
+            assert one.traffic.counted == planned, f"rank {rank} of {mesh} sent other bytes than planned"
         every.append(found)
     return every
 

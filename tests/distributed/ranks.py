@@ -29,7 +29,7 @@ from tilegrad.testing import layers
 HANG_S = 60.0  # for a task
 GRACE_S = 20.0  # for the others, once a rank has failed
 TIMEOUT_S = 30.0  # of tilegrad's own watch
-MESHES = 8  # that a rank keeps
+MESHES = 12  # that a rank keeps
 NAMED = {name: getattr(layers, name) for name in ("POINTWISE", "JOINS", "CHANNELS")}  # functions without a name
 
 
@@ -209,8 +209,6 @@ def leave_world() -> None:
 
 def serve(rank: int, world: int, port: int, pipe: Connection) -> None:
     """The life of a rank: tasks, one after another, until None comes."""
-    import tilegrad.distributed
-
     join_world(rank, world, port)
     tasks = importlib.import_module("tasks")
     meshes: dict[MeshSpec, Any] = {}
@@ -218,8 +216,8 @@ def serve(rank: int, world: int, port: int, pipe: Connection) -> None:
         spec, task, payload = message
         try:
             if spec not in meshes:
-                if len(meshes) == MESHES:  # each has a thread that looks after it
-                    tilegrad.distributed.close(meshes.pop(next(iter(meshes))))
+                if len(meshes) == MESHES:  # each has threads and connections
+                    drop_mesh(meshes.pop(next(iter(meshes))))
                 meshes[spec] = make_mesh(spec, rank)
             answer = getattr(tasks, task)(meshes[spec], payload) if rank in spec.ranks else None
         except Exception as error:
@@ -235,6 +233,19 @@ def make_mesh(spec: MeshSpec, rank: int) -> Any:
     if rank in spec.ranks:
         group_of(mesh, TIMEOUT_S)
     return mesh
+
+
+def drop_mesh(mesh: Any) -> None:
+    import torch.distributed as dist
+
+    import tilegrad.distributed
+    from tilegrad.distributed.join import group_of
+
+    if dist.get_rank() in mesh.mesh:
+        groups = [made for made, _ in group_of(mesh)._groups.values() if made is not None]
+        tilegrad.distributed.close(mesh)
+        for group in groups:
+            dist.destroy_process_group(group)
 
 
 def make_device_mesh(spec: MeshSpec) -> Any:

@@ -16,6 +16,7 @@ from tilegrad.testing.layers import Applied
 
 Make = Callable[[], Case]
 EXACT: dict[str, Make] = {}  # integer-valued: every number is equal
+WINDOWS: dict[str, Make] = {}  # and of one kind of layer each
 CLOSE: dict[str, Make] = {}  # with divisions: equal but for rounding
 
 
@@ -97,7 +98,9 @@ class Weighted(nn.Module):
 
 def _windows() -> None:
     for size in (16, 17, 18):
-        EXACT[f"k3 s2 p1 on {size}"] = lambda size=size: exact(nn.Sequential(conv(2, 3, s=2), conv(3, 2)), 2, 2, size, size)
+        WINDOWS[f"k3 s2 p1 on {size}"] = lambda size=size: exact(
+            nn.Sequential(conv(2, 3, s=2), conv(3, 2)), 2, 2, size, size
+        )
     for name, made in {
         "k3 s3": lambda: conv(2, 2, s=3, p=0),
         "k3 s3 p1": lambda: conv(2, 2, s=3),
@@ -119,15 +122,21 @@ def _windows() -> None:
         "cumsum, which needs all of the image": lambda: Applied(torch.cumsum, {"dim": 2}),
         "shuffle": lambda: nn.Sequential(conv(2, 8), nn.PixelShuffle(2)),
     }.items():
-        EXACT[name] = lambda made=made: exact(nn.Sequential(conv(2, 2), made(), conv(2, 2)), 2, 2, 17, 15)
+        WINDOWS[name] = lambda made=made: exact(nn.Sequential(conv(2, 2), made(), conv(2, 2)), 2, 2, 17, 15)
 
 
 def _stacks() -> None:
-    EXACT["conv stack"] = lambda: exact(nn.Sequential(conv(2, 4), nn.ReLU(), conv(4, 3), nn.ReLU(), conv(3, 2)), 2, 2, 12, 12)
+    EXACT["conv stack"] = lambda: exact(
+        nn.Sequential(conv(2, 4), nn.ReLU(), conv(4, 3), nn.ReLU(), conv(3, 2)), 2, 2, 12, 12
+    )
     EXACT["conv stack, odd"] = lambda: exact(nn.Sequential(conv(2, 4), nn.ReLU(), conv(4, 2)), 3, 2, 13, 11)
     EXACT["halo wider than a shard"] = lambda: exact(nn.Sequential(*(conv(1, 1) for _ in range(7))), 2, 1, 6, 5)
     EXACT["maps smaller than the mesh"] = lambda: exact(
-        nn.Sequential(conv(1, 2, s=2), conv(2, 2, s=2), conv(2, 2, s=2), nn.Upsample(scale_factor=4), conv(2, 1)), 2, 1, 9, 9
+        nn.Sequential(conv(1, 2, s=2), conv(2, 2, s=2), conv(2, 2, s=2), nn.Upsample(scale_factor=4), conv(2, 1)),
+        2,
+        1,
+        9,
+        9,
     )
     EXACT["one pixel"] = lambda: exact(nn.Sequential(conv(1, 2, s=4), nn.MaxPool2d(3, 3, 1), conv(2, 2)), 2, 1, 7, 6)
     EXACT["unet"] = lambda: exact(unet(width=1 / 32, depth=2, in_channels=2), 2, 2, 17, 14)
@@ -158,19 +167,26 @@ def _norms() -> None:
     }.items():
         CLOSE[name] = lambda made=made: close(nn.Sequential(conv(2, 4), made(), nn.GELU(), conv(4, 2)), (4, 2, 13, 12))
     CLOSE["batch norm twice"] = lambda: close(
-        nn.Sequential(conv(2, 4), nn.BatchNorm2d(4), nn.ReLU(), conv(4, 4, s=2), nn.BatchNorm2d(4), nn.MaxPool2d(3, 2, 1)),
+        nn.Sequential(
+            conv(2, 4), nn.BatchNorm2d(4), nn.ReLU(), conv(4, 4, s=2), nn.BatchNorm2d(4), nn.MaxPool2d(3, 2, 1)
+        ),
         (4, 2, 17, 18),
     )
     CLOSE["global average"] = lambda: close(
-        nn.Sequential(conv(2, 3), nn.BatchNorm2d(3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 4)), (4, 2, 11, 10)
+        nn.Sequential(conv(2, 3), nn.BatchNorm2d(3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 4)),
+        (4, 2, 11, 10),
     )
     CLOSE["resnet18"] = lambda: close(resnet18(3, width=1 / 16), (4, 3, 33, 32))
-    CLOSE["unet with batch norm"] = lambda: close(unet(width=1 / 16, depth=3, norm="batch", up="bilinear"), (2, 1, 21, 20))
+    CLOSE["unet with batch norm"] = lambda: close(
+        unet(width=1 / 16, depth=3, norm="batch", up="bilinear"), (2, 1, 21, 20)
+    )
     CLOSE["unet with its loss"] = lambda: close(
         SegmentationLoss(unet("valid", width=1 / 16, depth=1)), (2, 1, 24, 26), integer_tensor((2, 24, 26), 0, 1).long()
     )
     CLOSE["loss and metric"] = lambda: close(
-        Weighted(nn.Sequential(conv(2, 3), nn.BatchNorm2d(3), conv(3, 1))), (2, 2, 10, 9), integer_tensor((2, 1, 10, 9), 0, 1)
+        Weighted(nn.Sequential(conv(2, 3), nn.BatchNorm2d(3), conv(3, 1))),
+        (2, 2, 10, 9),
+        integer_tensor((2, 1, 10, 9), 0, 1),
     )
 
 

@@ -7,18 +7,19 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from ranks import free_port
 
 PROGRAM = Path(__file__).parent / "train_and_leave.py"
 ENDINGS = ("in order", "at once")
 
 
-@pytest.fixture(scope="module")
-def ended() -> dict[str, list[tuple[int, str]]]:
-    """Exit codes and outputs of two ranks, by ending: all at the same time."""
+def test_ends_without_an_abort() -> None:
     started = {ending: _start(ending) for ending in ENDINGS}
-    return {ending: [_end(process) for process in each] for ending, each in started.items()}
+    for ending, processes in started.items():
+        for code, said in map(_end, processes):
+            assert code == 0, said
+            assert "Traceback" not in said and "terminate called" not in said, said
+            assert ending != "in order" or not said.strip()
 
 
 def _start(ending: str) -> list[subprocess.Popen[str]]:
@@ -44,12 +45,3 @@ def _end(process: subprocess.Popen[str]) -> tuple[int, str]:
         process.kill()
         said, _ = process.communicate()
     return process.returncode, said
-
-
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_ends_without_an_abort(ended: dict[str, list[tuple[int, str]]], ending: str) -> None:
-    for code, said in ended[ending]:
-        assert code == 0, said
-        assert "Traceback" not in said and "terminate called" not in said, said
-        if ending == "in order":
-            assert not said.strip()

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from compare import assert_ranks_agree
 from ranks import MeshSpec, Pool, mesh_of
 from sample_nets import EXACT, conv, exact
 from tasks import Case
 from torch import Tensor, nn
 
+from compare import assert_ranks_agree
 from tilegrad.testing import integer_tensor
 from tilegrad.testing.layers import Applied
 

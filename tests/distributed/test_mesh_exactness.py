@@ -5,14 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
-from compare import assert_ranks_agree
 from ranks import MeshSpec, Pool, mesh_of
-from sample_nets import CLOSE, EXACT, Joined, conv, exact
-from torch import nn
+from sample_nets import CLOSE, EXACT
 
-import tilegrad
-from tilegrad.testing import integer_module, integer_tensor
+from compare import assert_ranks_agree
 
 USUAL = [mesh_of(h=1), mesh_of(h=2), mesh_of(w=3), mesh_of(h=4), mesh_of(h=2, w=2), mesh_of(batch=2, h=2)]
 EVERY = [
@@ -27,9 +23,15 @@ def test_integers_are_equal(pool: Pool, name: str) -> None:
     assert_ranks_agree(pool, EXACT[name](), USUAL)
 
 
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windows(pool: Pool, name: str) -> None:
+    assert_ranks_agree(pool, WINDOWS[name](), USUAL[1:5])
+
+
 @pytest.mark.parametrize("name", CLOSE)
 def test_floats_agree(pool: Pool, name: str) -> None:
-    assert_ranks_agree(pool, CLOSE[name](), USUAL, exact=False)
+    large = name in ("resnet18", "unet with batch norm")
+    assert_ranks_agree(pool, CLOSE[name](), USUAL[2::2] if large else USUAL, exact=False)
 
 
 @pytest.mark.parametrize("mesh", EVERY, ids=str)
@@ -38,6 +40,6 @@ def test_any_mesh(pool: Pool, mesh: MeshSpec) -> None:
     assert_ranks_agree(pool, CLOSE["batch norm twice"](), [mesh], exact=False)
 
 
-@pytest.mark.parametrize("name", ["conv stack", "unet", "k3 s2 p1 on 17", "a parameter for every pixel", "one pixel"])
+@pytest.mark.parametrize("name", ["conv stack", "unet", "a parameter for every pixel", "one pixel"])
 def test_exchange_per_layer(pool: Pool, name: str) -> None:
     assert_ranks_agree(pool, replace(EXACT[name](), options={"exchange": "layer"}), USUAL)

@@ -7,12 +7,12 @@ import copy
 from typing import Any
 
 import pytest
-from compare import assert_ranks_agree
 from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
 from ranks import MeshSpec, Pool, RanksFailed, mesh_of
 from tasks import Case, plain_step
 
+from compare import assert_ranks_agree
 from tilegrad.testing.exact import size_of
 from tilegrad.testing.networks import RandomNetwork, networks
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from compare import assert_ranks_agree, joined
 from ranks import Pool, mesh_of
 from sample_nets import CLOSE, EXACT, close, conv, exact
 from tasks import Case, call_several, train_steps
 from torch import Tensor, nn
 
 import tilegrad
+from compare import assert_ranks_agree, joined
 from tilegrad.testing import assert_same, integer_module, integer_tensor, run_step
 
 TWO, THREE = mesh_of(h=2), mesh_of(w=3)
@@ -23,7 +23,13 @@ FEW = [TWO, THREE, FOUR, PAIRS]
 
 def classifier() -> nn.Module:
     return nn.Sequential(
-        conv(2, 4), nn.BatchNorm2d(4), nn.ReLU(), conv(4, 4, s=2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
+        conv(2, 4),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        conv(4, 4, s=2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4, 3),
     )
 
 
@@ -106,7 +112,9 @@ def test_channels_last(pool: Pool) -> None:
 def test_single_precision(pool: Pool) -> None:
     case = close(classifier(), (2, 2, 13, 12))
     case.net.float()
-    assert_ranks_agree(pool, replace(case, inputs=(case.inputs[0].float(),)), FEW, exact=False, tolerance=1e-5, quiet=1.0)
+    assert_ranks_agree(
+        pool, replace(case, inputs=(case.inputs[0].float(),)), FEW, exact=False, tolerance=1e-5, quiet=1.0
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

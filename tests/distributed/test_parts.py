@@ -28,7 +28,9 @@ def test_a_tensor_is_cut_and_put_together(pool: Pool, mesh: MeshSpec) -> None:
 
 
 @every_mesh
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.int64, torch.float16, torch.bfloat16, torch.complex64])
+@pytest.mark.parametrize(
+    "dtype", [torch.uint8, torch.bool, torch.int64, torch.float16, torch.bfloat16, torch.complex64]
+)
 def test_any_type(pool: Pool, mesh: MeshSpec, dtype: torch.dtype) -> None:
     x = integer_tensor((2, 1, 5, 3), 0, 1).to(dtype)
     for box, _, local, whole in pool.run(mesh, "cut", (x, {})):

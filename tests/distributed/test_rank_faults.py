@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import pytest
 from crews import LIMIT_S, Crew, Fault, Report
 from ranks import mesh_of
 
@@ -23,21 +22,19 @@ FAULTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def reports() -> Iterator[dict[Fault, dict[int, Report]]]:
-    """All at once: they mostly wait."""
-    crews = [Crew(fault) for fault in FAULTS]
-    yield {crew.fault: crew.reports() for crew in crews}
+def test_the_others_stop_and_name_the_rank() -> None:
+    crews = [Crew(fault) for fault in FAULTS]  # all at once: they mostly wait
+    wrong = [f"{crew.fault}: {what}" for crew in crews for what in problems(crew.fault, crew.reports())]
+    assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=str)
-def test_the_others_stop_and_name_the_rank(reports: dict[Fault, dict[int, Report]], fault: Fault) -> None:
-    found = reports[fault]
-    assert set(found) == set(fault.mesh.ranks) - {fault.rank}
-    for report in found.values():
-        assert report.kind == "RankError", report
-        assert report.blamed == (fault.rank,), report
-        assert f"rank {fault.rank} " in report.text
-        assert report.seconds <= LIMIT_S, report
-        assert report.exit_code == 0, report
-    assert len({report.text.splitlines()[0] for report in found.values()}) == 1
+def problems(fault: Fault, found: dict[int, Report]) -> Iterator[str]:
+    left = set(fault.mesh.ranks) - {fault.rank}
+    if set(found) != left:
+        yield f"only ranks {sorted(found)} of {sorted(left)} stopped"
+    for rank, report in found.items():
+        named = report.kind == "RankError" and report.blamed == (fault.rank,) and f"rank {fault.rank} " in report.text
+        if not named or report.seconds > LIMIT_S or report.exit_code != 0:
+            yield f"rank {rank} says {report}"
+    if len(said := {report.text.splitlines()[0] for report in found.values()}) > 1:
+        yield f"the ranks say different things: {said}"

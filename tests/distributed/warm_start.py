@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-import tilegrad.distributed
 from tilegrad.importers import export_module
 
 torch.set_num_threads(1)

@@ -28,11 +28,13 @@ PUBLIC = {
         "capture",
         "load",
         "load_profile",
+        "load_rects",
         "record",
         "replay",
+        "save_chrome_trace",
         "tile",
         "verify",
-    },
+    },  # fmt: skip
     "tilegrad.ops": {"Call", "Op", "Place", "Read", "Reduction", "Sample", "find", "op", "registered"},
 }
 

@@ -13,7 +13,7 @@ from ..sim.machine import Machine
 from .addresses import Addresses, find_addresses
 from .groups import BYS, Group, Rates, TimeOf, find_rates, group_operators, operator_seconds
 from .layouts import Layouts, find_layouts
-from .live import Memory, alive_at, find_memory
+from .live import Memory, alive_at, find_memory, ticks_are_operators
 from .savings import Savings, find_savings
 from .times import Gaps, Lag, Side, SideTimes, find_gaps, find_lag, side_times
 
@@ -170,8 +170,7 @@ class Analysis:
         }
 
     def _peak(self, blocks: Sequence[Block], tick: int) -> dict[str, Any]:
-        by_operator = self.profile.ticks == len(self.operators)
-        running = self.operators[tick] if by_operator else None
+        running = self.operators[tick] if ticks_are_operators(self.profile) else None
         return {
             "tick": tick,
             "second": self.profile.clock[tick],

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ..profile.model import MOST_BYTES
 from .analysis import Analysis
 from .groups import By, Group, group_operators
 
@@ -97,16 +98,22 @@ def compare_plans(names: tuple[str, str], before: Mapping[str, Any], after: Mapp
             totals.append(Pair(f"{plan} {what}", unit, _number(one.get(key)), _number(two.get(key))))
     planners = [
         Pair(planner, "seconds", _fastest(before, planner), _fastest(after, planner))
-        for planner in dict.fromkeys(c.get("planner") for p in (before, after) for c in p.get("candidates") or ())
+        for planner in dict.fromkeys(
+            c.get("planner")
+            for p in (before, after)
+            for c in p.get("candidates") or ()
+            if isinstance(c.get("planner"), str)
+        )
     ]
     return Comparison(*names, tuple(totals), tuple(planners), "planner")
 
 
 def _number(item: Any) -> float | None:
-    return item if isinstance(item, int | float) and not isinstance(item, bool) else None
+    sound = isinstance(item, int | float) and not isinstance(item, bool) and abs(item) <= MOST_BYTES
+    return item if sound else None
 
 
 def _fastest(plan: Mapping[str, Any], planner: str) -> float | None:
     """Seconds of the fastest that fits."""
-    times = [c["time_s"] for c in plan["candidates"] if c.get("planner") == planner and c.get("fits")]
-    return min((t for t in times if isinstance(t, int | float)), default=None)
+    times = [_number(c.get("time_s")) for c in plan["candidates"] if c.get("planner") == planner and c.get("fits")]
+    return min((t for t in times if t is not None), default=None)

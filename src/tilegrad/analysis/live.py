@@ -36,6 +36,18 @@ def find_live(blocks: Iterable[Block], ticks: int, *, align: int = 1) -> Live:
     return Live(curve, peak, tuple(at for at, size in enumerate(curve) if size == peak and peak))
 
 
+def ticks_are_operators(profile: Profile) -> bool:
+    """Does every tick begin with the operator at its place? Equal numbers of both do not say so."""
+    if profile.ticks != len(profile.operators):
+        return False
+    now = float("-inf")
+    for op, second in zip(profile.operators, profile.clock, strict=True):
+        now = now if op.span is None else max(now, op.span.start_s)
+        if now not in (float("-inf"), second):
+            return False
+    return True
+
+
 def alive_at(blocks: Sequence[Block], tick: int) -> list[Block]:
     """The largest first."""
     return sorted((b for b in blocks if b.start <= tick < b.stop and b.bytes), key=lambda b: (-b.bytes, b.start))

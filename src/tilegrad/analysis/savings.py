@@ -8,7 +8,7 @@ from typing import Any
 
 from ..ir import Graph
 from ..profile import Block, BlockKind, Profile
-from .live import find_live
+from .live import find_live, ticks_are_operators
 
 MOST = 5000  # nodes: the search for an order looks at all that are ready, every time
 
@@ -41,7 +41,7 @@ class Savings:
 def find_savings(profile: Profile, device: str) -> Savings | None:
     """None where it is not known which operator reads what, or ticks are not operators."""
     graph = profile.graph
-    if graph is None or profile.ticks != len(profile.operators):
+    if graph is None or not ticks_are_operators(profile):
         return None
     blocks = [b for b in profile.blocks if b.device == device and b.owned]
     if not blocks:
@@ -76,11 +76,13 @@ def _best_order(graph: Graph, blocks: Sequence[Block], recorded: int) -> int:
     owner = _owners(graph)
     size = {b.name: b.bytes for b in blocks if b.kind is not BlockKind.WORKSPACE}
     scratch: dict[str, int] = {}
-    by_tick = {b.start: b for b in blocks if b.kind is BlockKind.WORKSPACE}
+    by_tick: dict[int, int] = {}
+    for block in blocks:
+        if block.kind is BlockKind.WORKSPACE:
+            by_tick[block.start] = by_tick.get(block.start, 0) + block.bytes
     starts = {b.name: b.start for b in blocks}
     for node in graph.nodes:
-        work = by_tick.get(starts.get(node.outputs[0], -1))
-        scratch[node.name] = work.bytes if work is not None else 0
+        scratch[node.name] = by_tick.get(starts.get(node.outputs[0], -1), 0)
     readers: dict[str, int] = {}
     for node in graph.nodes:
         for name in {owner[v] for v in node.reads}:

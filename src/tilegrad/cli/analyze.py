@@ -52,6 +52,8 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--html", metavar="PATH", help="a report to look at")
     parser.add_argument("--chrome-trace", metavar="PATH[.gz]", help="a trace for Perfetto")
     parser.add_argument("--dot", metavar="PATH", help="the graph for Graphviz")
+    parser.add_argument("--mesh", metavar="2x2", help="of a graph of rects: split the step over so many workers")
+    parser.add_argument("--rects", metavar="PATH", help="of a graph of rects: write it as JSON")
     parser.add_argument("--plot", metavar="PATH.svg", help="memory over time for a paper (.svg, .pdf, .png)")
     parser.set_defaults(run=run)
 
@@ -59,6 +61,14 @@ def register(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.top < 0:
         raise InputError(f"--top {args.top} is not possible", hint="--top 10")
+    if find_format(args.file).gives == "rects":
+        from .analyze_rects import run_rects
+
+        return run_rects(args)
+    if args.mesh or args.rects:
+        raise InputError(
+            "--mesh and --rects are for graphs of rects", where=args.file, hint="tilegrad tiles --mesh 2x2"
+        )
     least = parse_seconds(args.min_time) if args.min_time else 0.0
     machine = _machine(args.machine)
     analysis = analyze(read_profile(args.file, machine), machine)

@@ -17,7 +17,7 @@ from ..errors import FormatError, InputError
 from ..files import save_text
 from ..importers.head import read_head
 from ..importers.json_walk import open_json
-from ..units import format_bytes, format_seconds
+from ..units import format_bytes, format_seconds, printable
 from .analyze import read_profile
 from .console import make_console
 
@@ -83,12 +83,16 @@ def _print(found: Comparison, top: int) -> None:
     for name, pairs in ((None, found.totals), (f"{title} by {found.by}, largest change first", found.groups[:top])):
         if not pairs:
             continue
-        table = Table(title=Text(name or f"{found.before} -> {found.after}"), title_justify="left")
+        table = Table(title=Text(printable(name or f"{found.before} -> {found.after}")), title_justify="left")
         for head in ("", "before", "after", "change", "ratio"):
             table.add_column(head, justify="left" if not head else "right", overflow="fold")
         for pair in pairs:
             table.add_row(
-                Text(pair.name), _show(pair, pair.before), _show(pair, pair.after), _change(pair), _ratio(pair)
+                Text(printable(pair.name)),
+                _show(pair, pair.before),
+                _show(pair, pair.after),
+                _change(pair),
+                _ratio(pair),
             )
         console.print(table)
 

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+from math import prod
 
-from ..bounds import MODES, Tiling, image_axes, tile_graph
+from ..bounds import MODES, Tiling, image_axes, lower_graph, tile_graph
+from ..distributed.mesh import Mesh
+from ..distributed.module import EXCHANGES
+from ..distributed.plan import MeshPlan, plan_mesh
+from ..distributed.segments import choose_exchanged
 from ..errors import GridError
 from ..importers import capture
+from ..ir import Graph
+from ..report.ranks import print_ranks, ranks_json
 from ..report.tiles import geometry, print_tiles
 from ..units import parse_sizes
 from .console import make_console
@@ -16,7 +23,13 @@ from .model import add_model_arguments, input_shapes, load_model
 
 def register(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
-    parser.add_argument("--grid", required=True, metavar="4x4", help="tiles per axis")
+    parser.add_argument("--grid", metavar="4x4", help="tiles per axis")
+    parser.add_argument(
+        "--mesh", metavar="2x2", help="workers per axis, instead of a grid: what each owns and receives"
+    )
+    parser.add_argument(
+        "--exchange", choices=EXCHANGES, default="auto", help="with a mesh: when halos move (default: what is faster)"
+    )
     parser.add_argument("--mode", choices=MODES, default="stream", help="way to tile (default: stream)")
     parser.add_argument("--axes", metavar="h,w", help="axes to cut, among n, d, h, w (default: the image's)")
     parser.add_argument("--json", action="store_true", help="JSON on standard output")
@@ -24,6 +37,12 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if (args.grid is None) == (args.mesh is None):
+        raise GridError("give --grid or --mesh, one of them", hint="--grid 4x4, or --mesh 2x2")
+    if args.mesh is not None:
+        plan = make_mesh_plan(args)
+        print(json.dumps(ranks_json(plan))) if args.json else print_ranks(plan, make_console())
+        return 0
     tiling = make_tiling(args)
     if args.json:
         print(json.dumps(geometry(tiling)))
@@ -32,16 +51,31 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def make_mesh_plan(args: argparse.Namespace) -> MeshPlan:
+    """The plan of a training step on a mesh, without any processes."""
+    graph, names, sizes = _cut(args, args.mesh, "mesh")
+    mesh = Mesh(tuple(names), sizes, tuple(range(prod(sizes))))
+    lowered = lower_graph(graph)
+    exchanged = choose_exchanged(lowered, mesh, args.exchange, True, "cpu")
+    return plan_mesh(lowered, mesh, exchanged=exchanged)
+
+
 def make_tiling(args: argparse.Namespace) -> Tiling:
+    graph, names, grid = _cut(args, args.grid, "grid")
+    return tile_graph(graph, args.mode, dict(zip(names, grid, strict=True)))
+
+
+def _cut(args: argparse.Namespace, text: str, what: str) -> tuple[Graph, list[str], tuple[int, ...]]:
+    """The network, the axes to cut and into how many."""
     shapes = input_shapes(args)
-    grid = parse_sizes(args.grid, "grid")
+    grid = parse_sizes(text, what)
     graph = capture(load_model(args.model, train=args.train, weights=False), *shapes)
     names = [part.strip() for part in args.axes.split(",")] if args.axes else image_axes(graph)[: len(grid)]
     if len(names) != len(grid):
         raise GridError(
-            f"a grid of {len(grid)} sizes for {len(names)} axes ({', '.join(names)})",
-            hint=f"--grid {'x'.join(['4'] * len(names))}, or --axes with {len(grid)} names",
+            f"a {what} of {len(grid)} sizes for {len(names)} axes ({', '.join(names)})",
+            hint=f"--{what} {'x'.join(['4'] * len(names))}, or --axes with {len(grid)} names",
         )
     if len(set(names)) != len(names):
         raise GridError(f"an axis is named twice in {', '.join(names)}")
-    return tile_graph(graph, args.mode, dict(zip(names, grid, strict=True)))
+    return graph, names, grid

@@ -9,6 +9,7 @@ import argparse
 import json
 import time
 from dataclasses import asdict, dataclass
+from math import isfinite
 from typing import Any
 
 import torch
@@ -57,11 +58,15 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"{args.steps} steps are not possible", hint="--steps 3")
     if args.tile is not None and args.budget is not None:
         raise InputError("give --tile or --budget, not both", hint="--budget 2GiB")
+    if not (isfinite(args.lr) and args.lr >= 0):
+        raise InputError(f"a learning rate of {args.lr} is not possible", hint="--lr 0.001")
     if args.device == "cuda" and not torch.cuda.is_available():
         raise InputError("there is no CUDA device here", hint="--device cpu")
     shapes = input_shapes(args)
     torch.manual_seed(args.seed)
     module = load_model(args.model, train=True).to(args.device)
+    if not any(p.requires_grad for p in module.parameters()):
+        raise InputError("the model has no parameters: there is nothing to train", where=args.model)
     inputs = [torch.randn(shape, device=args.device) for shape in shapes]
     tiled, plan = _tiled(module, inputs, args)
     steps, profile = _train(tiled, inputs, args)
@@ -69,7 +74,11 @@ def run(args: argparse.Namespace) -> int:
     if args.html:
         save_page(_page(title, steps, profile, plan, args), args.html)
     if args.json:
-        print(json.dumps({"schema": 1, "steps": [asdict(s) for s in steps], "plan": plan and plan.to_json()}))
+        print(
+            json.dumps(
+                {"schema": 1, "steps": [_step_json(s) for s in steps], "plan": plan and plan.to_json()}, allow_nan=False
+            )
+        )
     else:
         _print(title, steps, plan)
     return 0
@@ -107,6 +116,11 @@ def _step(module: nn.Module, inputs: list[Tensor], optimizer: torch.optim.Optimi
     optimizer.step()
     value = float(loss.detach())  # waits for the device
     return Step(value, time.perf_counter() - begin, peak.bytes)
+
+
+def _step_json(step: Step) -> dict[str, Any]:
+    """JSON has no NaN: a loss that is not finite is null."""
+    return asdict(step) | {"loss": step.loss if isfinite(step.loss) else None}
 
 
 def _loss(outputs: Any) -> Tensor:

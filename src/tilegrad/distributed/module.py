@@ -93,6 +93,12 @@ class DistributedModule(Wrapped):
         """The parameters that this rank owns a box of, by name."""
         return dict(self._state.cut)
 
+    @property
+    def whole_parameters(self) -> dict[str, Tensor]:
+        """The parameters that are cut, as large as they are on all ranks together, without data."""
+        skeleton: nn.Module | None = self._state.skeleton
+        return dict(skeleton.named_parameters()) if skeleton is not None else {}
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         runner = self._state.last = self._runner(args, kwargs)
         flat, _ = pytree.tree_flatten((args, kwargs))

@@ -56,9 +56,8 @@ def save_state(module: nn.Module, path: str | Path, optimizer: torch.optim.Optim
             draft.mkdir(parents=True)
             index = {"schema": SCHEMA, "tensors": {}, **extra}
             for at, (key, item) in enumerate(items.items()):
-                index["tensors"][key] = {
-                    "file": f"{at}.npy", "shape": list(item.shape), "dtype": str(item.tensor.dtype).removeprefix("torch."),
-                }  # fmt: skip
+                dtype = str(item.tensor.dtype).removeprefix("torch.")
+                index["tensors"][key] = {"file": f"{at}.npy", "shape": list(item.shape), "dtype": dtype}
                 _make(draft / f"{at}.npy", item)
             (draft / "index.json").write_text(json.dumps(index))
         _agree(group, "made")
@@ -111,7 +110,7 @@ def _agree(group: Group | None, text: str) -> str:
 
 def _items(module: nn.Module) -> dict[str, _Item]:
     boxes: Mapping[str, Box] = module.cut_parameters if isinstance(module, DistributedModule) else {}
-    wholes = dict(module._state.skeleton.named_parameters()) if boxes else {}
+    wholes = module.whole_parameters if isinstance(module, DistributedModule) else {}
     found = {}
     for name, tensor in module.state_dict(keep_vars=True).items():
         if name in boxes:

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from .formats import find_format as find_format
     from .formats import load as load
     from .formats import load_profile as load_profile
+    from .formats import load_rects as load_rects
     from .torch_export import Captured as Captured
     from .torch_export import Slot as Slot
     from .torch_export import capture as capture
@@ -17,6 +18,7 @@ _HOMES = {
     "find_format": "formats",
     "load": "formats",
     "load_profile": "formats",
+    "load_rects": "formats",
     "Captured": "torch_export",
     "Slot": "torch_export",
     "capture": "torch_export",

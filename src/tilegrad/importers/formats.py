@@ -10,11 +10,13 @@ from typing import Any, Literal, NamedTuple, NoReturn
 from ..errors import FormatError
 from ..ir import Graph, check_graph, parse_graph
 from ..profile import Profile
+from ..rects import RectGraph
 from .chainer.dump import open_file, sniff_chainer
 from .cuda_snapshot import sniff_cuda_snapshot, sniff_pickle
 from .head import read_head
 from .json_walk import Progress
 from .megengine.dump import sniff_megengine
+from .rects import Repair, sniff_drawing, sniff_rect_json
 from .torch_trace import sniff_torch_trace
 
 _LARGEST_TEXT = 1 << 28  # bytes of our own text form, which is read at once
@@ -23,7 +25,7 @@ _LARGEST_TEXT = 1 << 28  # bytes of our own text form, which is read at once
 class Format(NamedTuple):
     name: str
     sniff: Callable[[bytes], bool]  # does a file that begins like this have the format?
-    gives: Literal["graph", "profile"]
+    gives: Literal["graph", "profile", "rects"]
     reader: str  # module and function, imported when it is needed: some need torch
 
 
@@ -32,6 +34,8 @@ def load(path: str | Path) -> Graph:
     format = find_format(path)
     if format.gives == "graph":
         return _reader(format)(Path(path))
+    if format.gives == "rects":
+        raise FormatError(f"a {format.name}", where=Path(path).name, hint="tilegrad.load_rects, or tilegrad analyze")
     profile: Profile = _reader(format)(Path(path))
     if profile.graph is None:
         what = f"a {format.name} that does not tell which operator reads what: there is no graph in it"
@@ -43,10 +47,19 @@ def load_profile(path: str | Path, progress: Progress | None = None) -> Profile:
     """The profile in this file. Raises `FormatError` where it cannot be read."""
     format = find_format(path)
     if format.gives != "profile":
-        what = f"a {format.name}: a graph, without times or addresses"
+        what = f"a {format.name}, without times or addresses"
         raise FormatError(what, where=Path(path).name, hint="tilegrad analyze, which simulates it")
     found: Profile = _reader(format)(Path(path), progress)
     return found
+
+
+def load_rects(path: str | Path) -> tuple[RectGraph, tuple[Repair, ...]]:
+    """The training step in this file, whose arrays are split in rects, and what had to be repaired to read it."""
+    format = find_format(path)
+    if format.gives != "rects":
+        raise FormatError(f"a {format.name}, not a graph of rects", where=Path(path).name, hint="tilegrad analyze")
+    found = _reader(format)(Path(path))
+    return found if isinstance(found, tuple) else (found, ())
 
 
 def find_format(path: str | Path) -> Format:
@@ -105,5 +118,7 @@ FORMATS = (
     Format("chainer dump", sniff_chainer, "graph", ".chainer.graph:load_chainer"),
     Format("megengine profile", sniff_megengine, "profile", ".megengine:load_megengine"),
     Format("torch trace", sniff_torch_trace, "profile", ".torch_trace:load_torch_trace"),
+    Format("rect graph", sniff_rect_json, "rects", ".rects.repaired:load_rect_json"),
+    Format("rect drawing", sniff_drawing, "rects", ".rects.drawing:load_drawing"),
     Format("cuda memory snapshot", sniff_cuda_snapshot, "profile", ".cuda_snapshot:load_cuda_snapshot"),
 )

@@ -14,8 +14,8 @@ from ..nn import LocallyConnected2d, ScalarGain, SpatialLinear
 class LocalNet(nn.Module):
     """Layers of `LocallyConnected2d`, `ScalarGain` and a nonlinearity, then `SpatialLinear` into classes.
 
-    With labels, the loss (mean cross entropy); without, the logits. As drawn: an image of 41x41 with one channel, 64 maps
-    of 9x9 and 64 of 7x7 kernels, 3034 classes: 293,629,250 parameters.
+    With labels, the loss (mean cross entropy); without, the logits. As drawn: an image of 41x41 with one channel, 64
+    maps of 9x9 and 64 of 7x7 kernels, 3034 classes: 293,629,250 parameters.
     """
 
     def __init__(
@@ -45,8 +45,8 @@ class LocalNet(nn.Module):
 
 
 def evaluate(logits: Tensor, labels: Tensor) -> dict[str, float]:
-    """What the drawing's `evaluate` and `accuracy` tell: how many were right, among the five likeliest, the loss, and of
-    how many; and the share that was right."""
+    """What the drawing's `evaluate` and `accuracy` tell: how many were right, among the five likeliest, the loss, and
+    of how many; and the share that was right."""
     best = logits.topk(min(5, logits.shape[1]), dim=1).indices
     right = best == labels[:, None]
     found = {

@@ -1,5 +1,5 @@
-"""Local connection without shared weights, and the product with weights that cover the image. The weights live on space,
-so a box of the output needs only its own box of them."""
+"""Local connection without shared weights, and the product with weights that cover the image. The weights live on
+space, so a box of the output needs only its own box of them."""
 
 from __future__ import annotations
 

@@ -46,12 +46,15 @@ def groups_csv(groups: Iterable[Group], by: str) -> str:
 
 def _write(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
+    writer = csv.writer(file, lineterminator="\r\n")
     writer.writerow(head)
     writer.writerows([_safe(cell) for cell in row] for row in rows)
     return file.getvalue()
 
 
 def _safe(cell: Any) -> Any:
-    """A text that a spreadsheet would take for a formula is marked as text."""
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
+    """A text that a spreadsheet would take for a formula is marked as text; what UTF-8 has not becomes a "?"."""
+    if not isinstance(cell, str):
+        return cell
+    text = cell.encode(errors="replace").decode()
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text

@@ -8,6 +8,7 @@ from typing import Any
 from ..errors import InputError
 from ..files import whole_file
 from ..profile import BlockKind, Profile
+from ..units import printable
 
 FORMATS = ("svg", "pdf", "png")
 COLOURS = {  # by Okabe and Ito: told apart by all kinds of colour vision
@@ -66,4 +67,4 @@ def _draw(axes: Any, profile: Profile) -> None:
     axes.set_xlim(times.min(), times.max() if times.max() > times.min() else times.min() + 1)
     axes.set_ylim(bottom=0)
     axes.legend(loc="upper right", fontsize="small", framealpha=0.9)
-    axes.set_title(profile.name.replace("$", r"\$"), fontsize="medium")
+    axes.set_title(printable(profile.name).replace("$", r"\$"), fontsize="medium")

@@ -11,9 +11,9 @@ from rich.text import Text
 
 from ..analysis import Analysis
 from ..analysis.groups import Group, TimeOf, format_shapes, operator_seconds
-from ..analysis.live import alive_at
+from ..analysis.live import alive_at, ticks_are_operators
 from ..ir import Phase
-from ..units import format_bytes, format_rate, format_seconds
+from ..units import format_bytes, format_rate, format_seconds, printable
 
 if TYPE_CHECKING:
     from ..analysis.training import Training
@@ -62,7 +62,7 @@ def print_groups(groups: Sequence[Group], by: str, time: TimeOf, console: Consol
     for group in groups:
         rates = group.rates
         table.add_row(
-            Text(group.key),
+            _text(group.key),
             str(group.count),
             format_seconds(rates.kernel_s),
             f"{group.share:.1%}",
@@ -82,9 +82,9 @@ def print_operators(analysis: Analysis, places: Iterable[int], title: str, time:
         op, row = analysis.operators[at], analysis.row(at)
         table.add_row(
             str(at),
-            Text(op.id),
-            Text(op.type),
-            Text(op.module or op.name),
+            _text(op.id),
+            _text(op.type),
+            _text(op.module or op.name),
             f"{format_shapes(op.in_shapes)} -> {format_shapes(op.out_shapes)}" if op.in_shapes or op.out_shapes else "",
             format_seconds(operator_seconds(op, time)),
             format_rate(row["flops_per_s"], "FLOP/s") if op.flops else "-",
@@ -104,13 +104,13 @@ def print_memory(analysis: Analysis, device: str, console: Console) -> None:
     if memory.owned.ticks:
         tick = memory.owned.ticks[0]
         alive = alive_at(blocks, tick)
-        running = analysis.operators[tick].name if analysis.profile.ticks == len(analysis.operators) else ""
+        running = analysis.operators[tick].name if ticks_are_operators(analysis.profile) else ""
         title = f"alive at the peak{', at ' + running if running else ''}"
         table = _table(title, ("bytes", "kind", "block", "made by"), left=("kind", "block", "made by"))
         for block in alive[:ALIVE]:
             maker = analysis.operators[block.maker] if block.maker is not None else None
             made = "" if maker is None else maker.module or maker.name
-            table.add_row(format_bytes(block.bytes), str(block.kind), Text(block.name), Text(made))
+            table.add_row(format_bytes(block.bytes), str(block.kind), _text(block.name), _text(made))
         if len(alive) > ALIVE:
             rest = alive[ALIVE:]
             table.add_row(format_bytes(sum(b.bytes for b in rest)), "", f"{len(rest)} more", "")
@@ -124,7 +124,7 @@ def print_memory(analysis: Analysis, device: str, console: Console) -> None:
     if (addresses := analysis.addresses[device]) is not None:
         clash = f"; {len(addresses.conflicts)} blocks overlap while both are alive" if addresses.conflicts else ""
         _line(console, f"reuse       every byte was handed out {addresses.reuse:.1f} times, "
-                       f"{len(addresses.arenas)} arenas{clash}")  # fmt: skip
+                       f"{len(addresses.arenas)} arena{'s' * (len(addresses.arenas) != 1)}{clash}")  # fmt: skip
     if (savings := analysis.savings[device]) is not None:
         order = savings.order_bytes
         better = (
@@ -135,7 +135,7 @@ def print_memory(analysis: Analysis, device: str, console: Console) -> None:
         _line(console, f"savings     in place {format_bytes(savings.in_place_bytes)} "
                        f"({savings.in_place_nodes} operators could); {better}")  # fmt: skip
     trains = any(op.phase is Phase.BACKWARD for op in analysis.operators)
-    if memory.kept_bytes > memory.owned.peak_bytes and not trains:
+    if memory.kept_bytes > memory.owned.peak_bytes and analysis.profile.graph is not None and not trains:
         _line(
             console,
             f"training    {format_bytes(memory.kept_bytes)} if nothing were freed; --plans shows what is needed",
@@ -153,13 +153,13 @@ def print_training(training: Training, console: Console) -> None:
                    left=("planner", "how"))  # fmt: skip
     for budget, found in training.plans:
         if isinstance(found, str):
-            table.add_row(format_bytes(budget), "-", Text(found), "", "", "", style="dim")
+            table.add_row(format_bytes(budget), "-", _text(found), "", "", "", style="dim")
             continue
         plan = found.chosen
         table.add_row(
             format_bytes(budget),
             plan.planner,
-            Text(plan.detail),
+            _text(plan.detail),
             format_bytes(plan.peak_bytes),
             format_seconds(plan.time_s),
             f"{plan.time_s / training.plain.time_s - 1:+.1%}",
@@ -168,11 +168,15 @@ def print_training(training: Training, console: Console) -> None:
 
 
 def _table(title: str, names: Sequence[str], left: Sequence[str]) -> Table:
-    table = Table(title=Text(title), title_justify="left")
+    table = Table(title=_text(title), title_justify="left")
     for name in names:
         table.add_column(name, justify="left" if name in left else "right", overflow="fold")
     return table
 
 
+def _text(text: str) -> Text:
+    return Text(printable(text))
+
+
 def _line(console: Console, text: str) -> None:
-    console.print(Text(text), highlight=False, soft_wrap=True)
+    console.print(_text(text), highlight=False, soft_wrap=True)

@@ -1,0 +1,71 @@
+"""A plan on a mesh, worker by worker: boxes, bytes owned and moved, work; as JSON and as a table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ..distributed.account import Account, imbalance, make_accounts
+from ..distributed.plan import MeshPlan
+from ..region import Box
+from ..units import format_bytes, format_rate
+
+
+def ranks_json(plan: MeshPlan) -> dict[str, Any]:
+    accounts = make_accounts(plan)
+    return {
+        "schema": 1,
+        "mesh": dict(zip(plan.mesh.axes, plan.mesh.sizes, strict=True)),
+        "phases": len(plan.walks),
+        "exchanges": [
+            {
+                "before": at,
+                "values": list(values),
+                "messages": len({(m.owner, m.reader) for v in values for m in plan.moves(v)}),
+            }
+            for at, values in enumerate(plan.exchanges.values())
+            if any(plan.moves(v) for v in values)
+        ],
+        "imbalance": imbalance(accounts),
+        "workers": [account.to_json() | {"boxes": _boxes(plan, account)} for account in accounts],
+    }
+
+
+def _boxes(plan: MeshPlan, account: Account) -> dict[str, Any]:
+    """Of inputs and outputs: what a worker owns, and what it reads."""
+    found = {}
+    for name in dict.fromkeys((*plan.graph.inputs, *plan.graph.outputs)):
+        found[name] = {
+            "owned": _sides(plan.owned(name, account.coords)),
+            "read": _sides(plan.needed(name, account.coords)),
+        }
+    return found
+
+
+def _sides(box: Box) -> list[list[int]]:
+    return [list(side) for side in box]
+
+
+def print_ranks(plan: MeshPlan, console: Console) -> None:
+    accounts = make_accounts(plan)
+    mesh = " x ".join(f"{size} along {axis}" for axis, size in zip(plan.mesh.axes, plan.mesh.sizes, strict=True))
+    moved = sum(any(plan.moves(v) for v in values) for values in plan.exchanges.values())
+    console.print(f"{plan.graph.name} on {mesh}: {len(plan.walks)} phases, halos move {moved} times", highlight=False)
+    table = Table(title="workers, for a training step", title_justify="left")
+    names = ("rank", "place", "input", "owned", "weights", "halos", "sent", "received", "messages", "forward work")
+    for name in names:
+        table.add_column(name, justify="left" if name in ("place", "input") else "right", no_wrap=True)
+    source = plan.graph.inputs[0] if plan.graph.inputs else None
+    for a in accounts:
+        table.add_row(
+            str(a.rank),
+            ",".join(map(str, a.coords)),
+            str(plan.owned(source, a.coords)).removeprefix("Box") if source else "",
+            *map(format_bytes, (a.owned_bytes, a.weight_bytes, a.halo_bytes, a.sent_bytes, a.received_bytes)),
+            str(a.messages),
+            format_rate(a.work_flops, "FLOP"),
+        )
+    console.print(table)
+    console.print(f"imbalance   {imbalance(accounts):.3f} (the most work of a worker over the mean)", highlight=False)
