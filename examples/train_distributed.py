@@ -1,8 +1,8 @@
 """Train on an image that lies on many ranks; stop, go on with another number of ranks; see what a dead rank does.
 
     torchrun --nproc-per-node 2 examples/train_distributed.py --steps 3 --state /tmp/state
-    torchrun --nproc-per-node 4 examples/train_distributed.py --steps 3 --state /tmp/state     # goes on where 2 stopped
-    torchrun --nproc-per-node 3 examples/train_distributed.py --die 1                          # all stop, and name rank 1
+    torchrun --nproc-per-node 4 examples/train_distributed.py --steps 3 --state /tmp/state  # goes on where 2 stopped
+    torchrun --nproc-per-node 3 examples/train_distributed.py --hang 1                      # all stop, and name rank 1
 
 The losses do not depend on the number of ranks. `--net local` trains the network of locally connected layers, whose
 weights are owned by box: each rank has its part of them and no other.
@@ -32,13 +32,16 @@ def main() -> None:
     args = parse_args()
     dist.init_process_group("nccl" if args.device == "cuda" else "gloo", timeout=timedelta(seconds=args.timeout))
     torch.set_num_threads(1)
+    if args.device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     rank, ranks = dist.get_rank(), dist.get_world_size()
     rows = 2 if ranks % 2 == 0 and ranks > 2 else ranks
     mesh = init_device_mesh(args.device, (rows, ranks // rows), mesh_dim_names=("h", "w"))
-    net, size = make_net(args.net)
+    net, size = make_net(args.net, args.device)
     tiled = tilegrad.tile(net, mesh=mesh, timeout=args.timeout, budget=args.budget)
     torch.manual_seed(1)  # every rank cuts its box from the same image; a memory-mapped file would do as well
-    image, labels = torch.randn(4, 1 if args.net == "local" else 3, size, size), torch.randint(0, 5, (4,))
+    image = torch.randn(4, 1 if args.net == "local" else 3, size, size)
+    labels = torch.randint(0, 5, (4,)).to(args.device)
     x = part(image, mesh)
     plan = tiled.plan_for(x, labels)
     optimizer = torch.optim.SGD(tiled.parameters(), lr=0.05, momentum=0.9)
@@ -86,11 +89,11 @@ class Classifier(nn.Module):
         return nn.functional.cross_entropy(self.net(image), labels)
 
 
-def make_net(name: str) -> tuple[nn.Module, int]:
+def make_net(name: str, device: str) -> tuple[nn.Module, int]:
     torch.manual_seed(0)
     if name == "local":  # made without data: each rank draws its own box
         return LocalNet(image=21, layers=((5, 8), (3, 8)), classes=5, device="meta"), 21
-    return Classifier(resnet18(classes=5, width=0.25)), 128
+    return Classifier(resnet18(classes=5, width=0.25)).to(device), 128
 
 
 def show(plan: dict[str, object]) -> None:

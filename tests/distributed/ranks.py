@@ -1,7 +1,7 @@
 """Real processes for tests: ranks that stay up, take tasks, and are killed when they hang.
 
-A task is the name of a function `f(mesh, payload)` in `tasks.py`; every rank of the mesh runs it, and what it returns, or
-raises, comes back. Ranks are forked from a server that has imported torch already, and talk over gloo.
+A task is the name of a function `f(mesh, payload)` in `tasks.py`; every rank of the mesh runs it, and what it returns,
+or raises, comes back. Ranks are forked from a server that has imported torch already, and talk over gloo.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-# -- in a rank -----------------------------------------------------------------------------------------------------------
+# -- in a rank ---------------------------------------------------------------------------------------------------------
 
 
 def join_world(rank: int, world: int, port: int, timeout_s: float = HANG_S) -> None:
@@ -209,6 +209,10 @@ def leave_world() -> None:
 
 def serve(rank: int, world: int, port: int, pipe: Connection) -> None:
     """The life of a rank: tasks, one after another, until None comes."""
+    import tilegrad.distributed
+    from tilegrad.distributed import watch
+
+    watch.POLL_S = 2.0  # a pool has many meshes, and nobody is to wake for them all the time
     join_world(rank, world, port)
     tasks = importlib.import_module("tasks")
     meshes: dict[MeshSpec, Any] = {}
@@ -216,8 +220,8 @@ def serve(rank: int, world: int, port: int, pipe: Connection) -> None:
         spec, task, payload = message
         try:
             if spec not in meshes:
-                if len(meshes) == MESHES:  # each has threads and connections
-                    drop_mesh(meshes.pop(next(iter(meshes))))
+                if len(meshes) == MESHES:  # each has a thread that looks after it
+                    tilegrad.distributed.close(meshes.pop(next(iter(meshes))))
                 meshes[spec] = make_mesh(spec, rank)
             answer = getattr(tasks, task)(meshes[spec], payload) if rank in spec.ranks else None
         except Exception as error:
@@ -235,19 +239,6 @@ def make_mesh(spec: MeshSpec, rank: int) -> Any:
     return mesh
 
 
-def drop_mesh(mesh: Any) -> None:
-    import torch.distributed as dist
-
-    import tilegrad.distributed
-    from tilegrad.distributed.join import group_of
-
-    if dist.get_rank() in mesh.mesh:
-        groups = [made for made, _ in group_of(mesh)._groups.values() if made is not None]
-        tilegrad.distributed.close(mesh)
-        for group in groups:
-            dist.destroy_process_group(group)
-
-
 def make_device_mesh(spec: MeshSpec) -> Any:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
@@ -255,7 +246,7 @@ def make_device_mesh(spec: MeshSpec) -> Any:
     return DeviceMesh("cpu", torch.tensor(spec.ranks).reshape(spec.shape), mesh_dim_names=spec.names)
 
 
-# -- messages ------------------------------------------------------------------------------------------------------------
+# -- messages ----------------------------------------------------------------------------------------------------------
 
 
 class _Pickler(pickle.Pickler):

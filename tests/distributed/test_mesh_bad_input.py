@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from rank_steps import assert_ranks_agree
 from ranks import MeshSpec, Pool, mesh_of
 from sample_nets import EXACT, conv, exact
 from tasks import Case
 from torch import Tensor, nn
 
-from compare import assert_ranks_agree
 from tilegrad.testing import integer_tensor
 from tilegrad.testing.layers import Applied
 
@@ -106,7 +106,8 @@ class Positioned(nn.Module):
         ({"dims": {"h": 1}}, "is due"),  # cut along channels
         ({"dims": {"w": 3}}, "do not fit a mesh of h"),
         ({"dims": {"depth": 2}}, "do not fit a mesh of h"),
-        ({"dims": {"h": 9}}, "dimension"),
+        ({"dims": {"h": 9}}, "do not fit a mesh of h"),
+        ({"dims": {"h": -5}}, "do not fit a mesh of h"),
         ({"cuts": {"h": (0, 5, 8)}}, "cannot be cut at"),
         ({"cuts": {"h": (0, 9)}}, "cannot be cut at"),
         ({"cuts": {"w": (0, 4, 8)}}, "cannot be cut at"),

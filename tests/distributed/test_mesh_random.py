@@ -1,5 +1,7 @@
-"""Random networks on random meshes: on integers every number is equal to one process's, on floats it agrees. What cannot
-be cut is refused by every rank with the same words."""
+"""Random networks on random meshes: on integers every number is equal to one process's, on floats it agrees.
+
+What cannot be cut is refused by every rank with the same words.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
+from rank_steps import assert_ranks_agree
 from ranks import MeshSpec, Pool, RanksFailed, mesh_of
 from tasks import Case, plain_step
 
-from compare import assert_ranks_agree
 from tilegrad.testing.exact import size_of
 from tilegrad.testing.networks import RandomNetwork, networks
 
@@ -87,13 +89,13 @@ def check(pool: Pool, case: Case, mesh: MeshSpec, *, exact: bool) -> None:
     event("ran")
 
 
-@some(70)
+@some(64)
 @given(drawn=cases())
 def test_integer_networks_are_equal_on_ranks(pool: Pool, drawn: tuple[Case, MeshSpec]) -> None:
     check(pool, *drawn, exact=True)
 
 
-@some(40)
+@some(30)
 @given(drawn=cases(exact=False, ends=True))
 def test_float_networks_agree_on_ranks(pool: Pool, drawn: tuple[Case, MeshSpec]) -> None:
     check(pool, *drawn, exact=False)

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from rank_steps import assert_ranks_agree, joined
 from ranks import Pool, mesh_of
 from sample_nets import CLOSE, EXACT, close, conv, exact
 from tasks import Case, call_several, train_steps
 from torch import Tensor, nn
 
 import tilegrad
-from compare import assert_ranks_agree, joined
 from tilegrad.testing import assert_same, integer_module, integer_tensor, run_step
 
 TWO, THREE = mesh_of(h=2), mesh_of(w=3)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from rank_steps import assert_ranks_agree
 from ranks import Pool, mesh_of
 from sample_nets import EXACT, conv, exact
 from tasks import Found
 from torch import nn
-
-from compare import assert_ranks_agree
 
 MESHES = [mesh_of(h=2), mesh_of(w=3), mesh_of(h=4), mesh_of(h=2, w=2), mesh_of(batch=2, h=2)]
 

@@ -1,7 +1,7 @@
 """Every figure that is known of the MegEngine profile of ResNet-50, from `tilegrad analyze --json`.
 
-`FACTS` maps each known figure (its path in resnet50_megengine_facts.json) to where our JSON has it. Counts and bytes are
-equal, times agree to 1e-6 of their size. A figure without an entry fails the last test.
+`FACTS` maps each known figure (its path in resnet50_megengine_facts.json) to where our JSON has it. Counts and bytes
+are equal, times agree to 1e-6 of their size. A figure without an entry fails the last test.
 """
 
 from __future__ import annotations

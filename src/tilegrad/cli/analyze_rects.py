@@ -130,7 +130,8 @@ def _print(graph: RectGraph, repairs: Sequence[Repair], parts: Sequence[Share], 
         table.add_row(Text(part.name), *map(format_bytes, figures), format_rate(part.flops, "FLOP"))
     console.print(table)
     console.print(
-        f"imbalance   owned {spread.owned:.3f}, received {spread.received:.3f}, work {spread.flops:.3f} (most over mean)",
+        f"imbalance   owned {spread.owned:.3f}, received {spread.received:.3f}, work {spread.flops:.3f} "
+        "(the most over the mean)",
         highlight=False,
     )
     for repair in repairs[:top]:

@@ -28,11 +28,10 @@ def cut_parameters(module: nn.Module, plan: MeshPlan, state: Any) -> None:
             what = f"parameter '{name}' is cut into {box} already, where {boxes[name]} is due"
             raise InputError(what, hint="images of one size, and the same cuts")
     fresh = {name: box for name, box in boxes.items() if name not in state.cut}
-    if not fresh:
-        return
-    if state.skeleton is None:
+    drawn = {name: Box.full(p.shape) for name, p in named.items() if p.is_meta and name not in boxes}
+    if fresh and state.skeleton is None:
         state.skeleton = without_data(module)
-    for name, box in fresh.items():
+    for name, box in (*fresh.items(), *drawn.items()):
         parameter = named[name]
         with torch.no_grad():
             own = _own(module, name, parameter, box, state.group.device)
@@ -41,7 +40,7 @@ def cut_parameters(module: nn.Module, plan: MeshPlan, state: Any) -> None:
             module.get_submodule(path)._parameters[short] = nn.Parameter(own, parameter.requires_grad)
         else:
             parameter.data, parameter.grad = own, None
-        state.cut[name] = box
+    state.cut |= fresh
 
 
 def _own(module: nn.Module, name: str, parameter: Tensor, box: Box, device: torch.device) -> Tensor:

@@ -90,8 +90,10 @@ def _dims(shape: tuple[int, ...], mesh: Mesh, given: Mapping[str, int] | None) -
         names = {"batch": "n"}
         found = {names.get(axis, axis): dim % len(shape) for axis, dim in given.items()}
         unknown = [axis for axis in found if axis not in mesh.axes]
-        if unknown or len(set(found.values())) != len(found):
-            raise InputError(f"the dimensions {dict(given)} do not fit a mesh of {', '.join(mesh.axes)}")
+        missing = [dim for dim in given.values() if not -len(shape) <= dim < len(shape)]
+        if unknown or missing or len(set(found.values())) != len(found):
+            what = f"the dimensions {dict(given)} do not fit a mesh of {', '.join(mesh.axes)}"
+            raise InputError(what, where=f"an array of {len(shape)} dimensions")
         return found
     return {axis: usual[axis] for axis in mesh.axes if usual[axis] >= 0 and (axis == "n" or len(shape) > 2)}
 

@@ -1,8 +1,8 @@
 """Where halos are exchanged: once per segment, per layer, or where it is predicted to be fastest.
 
 Without an exchange a rank computes, at its borders, what its neighbours compute too, and a little more with every
-layer; with one it waits for a message. All ranks must come to the same answer, so machine and link are taken from a table, by
-the kind of device, and not measured.
+layer; with one it waits for a message. All ranks must come to the same answer, so machine and link are taken from a
+table, by the kind of device, and not measured.
 """
 
 from __future__ import annotations

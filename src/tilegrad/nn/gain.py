@@ -30,7 +30,7 @@ class ScalarGain(DrawnByPlace):
         if form not in FORMS:
             raise InputError(f"'{form}' is not a gain", hint=" or ".join(FORMS))
         self.form, self.seed = form, 0
-        self.a = nn.Parameter(torch.ones(1, dtype=dtype, device="cpu" if _is_meta(device) else device))
+        self.a = nn.Parameter(torch.ones(1, device=device, dtype=dtype))
         self.b = nn.Parameter(torch.zeros((1, *shape), device=device, dtype=dtype))
 
     def bound(self, name: str) -> float:
@@ -46,6 +46,3 @@ class ScalarGain(DrawnByPlace):
     def extra_repr(self) -> str:
         return f"{tuple(self.b.shape[1:])}, {self.form}"
 
-
-def _is_meta(device: Any) -> bool:
-    return device is not None and torch.device(device).type == "meta"
