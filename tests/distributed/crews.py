@@ -12,7 +12,7 @@ from typing import Any
 from ranks import MeshSpec, free_port, join_world, make_device_mesh, server
 
 TIMEOUT_S = 4.0  # of the mesh
-LIMIT_S = TIMEOUT_S + 12  # within which the others must have stopped: five to hear them, five to tell them
+LIMIT_S = TIMEOUT_S + 10  # until all have stopped
 EXIT_S = 10.0  # and have ended
 
 

@@ -7,6 +7,7 @@ or raises, comes back. Ranks are forked from a server that has imported torch al
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import importlib
 import io
 import multiprocessing
@@ -27,6 +28,7 @@ from typing import Any
 from tilegrad.testing import layers
 
 HANG_S = 60.0  # for a task
+STUCK_S = 20.0  # after which a rank says where it is
 GRACE_S = 20.0  # for the others, once a rank has failed
 TIMEOUT_S = 30.0  # of tilegrad's own watch
 MESHES = 12  # that a rank keeps
@@ -197,6 +199,12 @@ def join_world(rank: int, world: int, port: int, timeout_s: float = HANG_S) -> N
     dist.init_process_group("gloo", rank=rank, world_size=world, timeout=timedelta(seconds=timeout_s))
 
 
+def find_task(name: str) -> Any:
+    """`"function"` of tasks.py, or `"module:function"`."""
+    module, _, function = name.rpartition(":")
+    return getattr(importlib.import_module(module or "tasks"), function)
+
+
 def leave_world() -> None:
     import torch.distributed as dist
 
@@ -214,18 +222,20 @@ def serve(rank: int, world: int, port: int, pipe: Connection) -> None:
 
     watch.POLL_S = 2.0  # a pool has many meshes, and nobody is to wake for them all the time
     join_world(rank, world, port)
-    tasks = importlib.import_module("tasks")
+    importlib.import_module("tasks")
     meshes: dict[MeshSpec, Any] = {}
     while (message := loads(pipe.recv_bytes())) is not None:
         spec, task, payload = message
+        faulthandler.dump_traceback_later(STUCK_S)  # where it hangs
         try:
             if spec not in meshes:
                 if len(meshes) == MESHES:  # each has a thread that looks after it
                     tilegrad.distributed.close(meshes.pop(next(iter(meshes))))
                 meshes[spec] = make_mesh(spec, rank)
-            answer = getattr(tasks, task)(meshes[spec], payload) if rank in spec.ranks else None
+            answer = find_task(task)(meshes[spec], payload) if rank in spec.ranks else None
         except Exception as error:
             answer = Failure(type(error).__name__, str(error), traceback.format_exc())
+        faulthandler.cancel_dump_traceback_later()
         pipe.send_bytes(dumps(answer))
     leave_world()
 

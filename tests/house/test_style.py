@@ -34,7 +34,7 @@ PUBLIC = {
         "save_chrome_trace",
         "tile",
         "verify",
-    },  # fmt: skip
+    },
     "tilegrad.ops": {"Call", "Op", "Place", "Read", "Reduction", "Sample", "find", "op", "registered"},
 }
 

@@ -14,9 +14,11 @@ MOST = 5000  # nodes: the search for an order looks at all that are ready, every
 
 # Operators that read an element before they write it and never again, by ATen's names.
 IN_PLACE = frozenset(
-    ("add", "sub", "mul", "div", "exp", "log", "relu", "sigmoid", "tanh", "neg", "abs", "maximum", "minimum",
-     "add_relu", "add_sigmoid", "add_tanh", "gelu", "silu", "leaky_relu", "elu", "hardtanh", "relu6", "clamp", "sqrt", "rsqrt",
-     "square", "pow", "softplus", "mish", "hardswish", "hardsigmoid")
+    (
+        "add", "sub", "mul", "div", "exp", "log", "relu", "sigmoid", "tanh", "neg", "abs", "maximum", "minimum",
+        "add_relu", "add_sigmoid", "add_tanh", "gelu", "silu", "leaky_relu", "elu", "hardtanh", "relu6", "clamp",
+        "sqrt", "rsqrt", "square", "pow", "softplus", "mish", "hardswish", "hardsigmoid",
+    )
 )  # fmt: skip
 
 

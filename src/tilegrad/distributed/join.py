@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import weakref
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from .group import Group
 from .mesh import Mesh, name_axes
 
 TIMEOUT_S = 300.0
-_groups: weakref.WeakKeyDictionary[DeviceMesh, Group] = weakref.WeakKeyDictionary()
+_groups: dict[DeviceMesh, Group] = {}  # meshes of the same ranks and names are equal, and share a group
 
 
 def mesh_of(mesh: Any) -> Mesh:

@@ -24,6 +24,8 @@ from ..errors import TilegradError
 
 GRACE_S = 5.0  # for the others to answer
 POLL_S = 0.2  # how often threads look
+_homes: list[TCPStore] = []  # stores that live here, until the process ends: others may still look into them
+SILENT_S = 3.0  # after which a thread that no longer answers is gone
 
 
 class RankError(TilegradError):
@@ -58,14 +60,18 @@ class Watch:
         """The first rank makes the store and tells the others where it is."""
         if self.rank == self.ranks[0]:
             host = os.environ.get("MASTER_ADDR", "") or socket.gethostname()
-            self._home = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-            tell(f"{host}:{self._home.port}".encode())
-            return host, self._home.port
+            home = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+            _homes.append(home)
+            tell(f"{host}:{home.port}".encode())
+            return host, home.port
         host, _, port = tell(b"")[0].decode().rpartition(":")
         return host, int(port)
 
     def _connect(self, host: str, port: int) -> TCPStore:
-        return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=GRACE_S))
+        patient = timedelta(seconds=max(GRACE_S, self.timeout_s))  # a busy machine may take its time to begin
+        store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=patient)
+        store.set_timeout(timedelta(seconds=GRACE_S))
+        return store
 
     @contextlib.contextmanager
     def during(self, what: str, peers: Sequence[int]) -> Iterator[None]:
@@ -101,26 +107,34 @@ class Watch:
         try:
             self._store.set("alarm", "1")
             others = [rank for rank in self.ranks if rank != self.rank]
-            states = self._hear(others)
+            states = self._hear(others, late)
             dead = [rank for rank in others if rank not in states]
             idle = [rank for rank, inside in states.items() if not inside]
-            mine = f"is gone:{_names(dead)}" if dead else f"hangs:{_names(idle)}" if idle and late else "none:"
+            mine = f"is gone:{_names(dead)}" if dead else f"hangs:{_names(idle)}" if idle else "none:"
             verdict = self._store.compare_set("verdict", "", mine).decode()
             self.verdict = "" if verdict.startswith("none") else verdict
+            self._store.set(f"read/{self.rank}", "1")
             self._linger([rank for rank in others if rank in states])
         except (RuntimeError, OSError):  # the store is gone, and with it the first rank
             self.verdict = self.verdict or f"is gone:{self.ranks[0]}"
         return self.verdict or ""
 
-    def _hear(self, others: Sequence[int]) -> dict[int, bool]:
-        """Whether each rank that answers is in a call."""
-        end, found = time.monotonic() + GRACE_S, dict[int, bool]()
-        while len(found) < len(others) and time.monotonic() < end:
+    def _hear(self, others: Sequence[int], late: bool) -> dict[int, bool]:
+        """Whether each rank that goes on answering is in a call. A rank that raises answers until it is gone: unless
+        this one has waited long already, it listens for a while."""
+        begin = now = time.monotonic()
+        states, heard = dict[int, str](), dict.fromkeys(others, begin)
+        while now < begin + GRACE_S and not self._store.check(["verdict"]):
             for rank in others:
-                if rank not in found and self._store.check([f"state/{rank}"]):
-                    found[rank] = self._store.get(f"state/{rank}").decode() == "inside"
+                if self._store.check([f"state/{rank}"]):
+                    state = self._store.get(f"state/{rank}").decode()
+                    if state != states.get(rank):
+                        states[rank], heard[rank] = state, now
+            if (late and len(states) == len(others)) or min(heard.values()) < now - SILENT_S:
+                break
             time.sleep(POLL_S / 4)
-        return found
+            now = time.monotonic()
+        return {r: s.startswith("inside") for r, s in states.items() if heard[r] >= now - SILENT_S}
 
     def _linger(self, alive: Sequence[int]) -> None:
         """Stay until the others have read the verdict: when a rank goes, so do its connections."""
@@ -131,9 +145,11 @@ class Watch:
     def _look(self, store: TCPStore) -> None:
         """The thread: answer an alarm, and keep the verdict."""
         with contextlib.suppress(RuntimeError, OSError):  # the store is gone: the calls themselves will tell
+            tick = 0
             while not self._stop.wait(POLL_S):
+                tick += 1
                 if store.check(["alarm"]):
-                    store.set(f"state/{self.rank}", "inside" if self.inside else "outside")
+                    store.set(f"state/{self.rank}", f"{'inside' if self.inside else 'outside'} {tick}")
                 if store.check(["verdict"]):
                     found = store.get("verdict").decode()
                     self.verdict = "" if found.startswith("none") else found

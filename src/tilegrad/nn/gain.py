@@ -45,4 +45,3 @@ class ScalarGain(DrawnByPlace):
 
     def extra_repr(self) -> str:
         return f"{tuple(self.b.shape[1:])}, {self.form}"
-
