@@ -268,7 +268,7 @@ class TestFiles:
         assert "cannot be read: No such file" in error.what and error.where == str(tmp_path / "nothing.txt")
 
     def test_a_folder(self, tmp_path: Path) -> None:
-        assert "cannot be read" in failure(tmp_path).what
+        assert "it is a folder" in failure(tmp_path).what
 
     def test_no_path(self) -> None:
         assert "cannot be read" in failure(Path("a\0b")).what
@@ -276,9 +276,10 @@ class TestFiles:
     def test_empty(self, tmp_path: Path) -> None:
         (tmp_path / "empty").touch()
         error = failure(tmp_path / "empty")
-        assert (error.what, error.where, error.hint) == (
-            "the file is empty", "empty", "one of: tilegrad text, chainer dump",
-        )  # fmt: skip
+        assert (error.what, error.where) == ("the file is empty", "empty")
+        assert error.hint is not None and error.hint.startswith(
+            "one of: tilegrad text, chainer dump, megengine profile"
+        )
 
     def test_another_format(self, tmp_path: Path) -> None:
         path = tmp_path / "x.txt"
