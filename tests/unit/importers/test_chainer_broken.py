@@ -278,8 +278,6 @@ class TestFiles:
         error = failure(tmp_path / "empty")
         assert (error.what, error.where) == ("the file is empty", "empty")
         assert str(error.hint).startswith("one of: tilegrad text, chainer dump, megengine profile")
-            "one of: tilegrad text, chainer dump, megengine profile"
-        )
 
     def test_another_format(self, tmp_path: Path) -> None:
         path = tmp_path / "x.txt"
