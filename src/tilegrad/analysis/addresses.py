@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..profile import Block
+from ..region import overlapping_pairs
 
 ARENA_GAP = 2**24  # unused bytes between two arenas
 SHOWN = 100
@@ -95,7 +96,7 @@ def find_addresses(blocks: Sequence[Block]) -> Addresses | None:
         segments,
         tuple(_arenas(segments, starts)),
         len(set(starts)),
-        _overlapping(spans) - len(conflicts),
+        overlapping_pairs(spans) - len(conflicts),
         conflicts,
     )
 
@@ -119,12 +120,6 @@ def _arenas(segments: Sequence[Segment], starts: Sequence[int]) -> list[Arena]:
             spans.append([segment.start, segment.end])
     found = [Arena(a, b, bisect_left(starts, b) - bisect_left(starts, a)) for a, b in spans]
     return sorted(found, key=lambda arena: -arena.bytes)
-
-
-def _overlapping(spans: Sequence[tuple[int, int]]) -> int:
-    """Pairs of spans, in the order of their starts, that overlap: each with those before it that have not ended."""
-    ends = sorted(end for _, end in spans)
-    return sum(at - bisect_right(ends, start) for at, (start, _) in enumerate(spans))
 
 
 def _conflicts(blocks: Sequence[Block]) -> list[tuple[Block, Block]]:

@@ -6,6 +6,7 @@ from .cover import cuts_of_size as cuts_of_size
 from .cover import tiles as tiles
 from .interval import EMPTY as EMPTY
 from .interval import Interval as Interval
+from .interval import overlapping_pairs as overlapping_pairs
 from .window import POINT as POINT
 from .window import Adaptive as Adaptive
 from .window import Chain as Chain

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -46,3 +48,10 @@ class Interval(NamedTuple):
 
 
 EMPTY = Interval(0, 0)
+
+
+def overlapping_pairs(spans: Sequence[tuple[int, int]]) -> int:
+    """How many pairs of spans overlap. `spans` are in the order of their starts, and none is empty: each overlaps with
+    those before it that have not ended."""
+    ends = sorted(end for _, end in spans)
+    return sum(at - bisect_right(ends, start) for at, (start, _) in enumerate(spans))

@@ -46,6 +46,7 @@ def test_odd_names_are_drawn(tmp_path: Path) -> None:
 
 def test_one_moment_is_enough(tmp_path: Path) -> None:
     save_memory_plot(Profile("p", "recorded", (), (Block("a", 8, 0, 1),), (5.0,)), tmp_path / "a.svg")
+    assert "<svg" in (tmp_path / "a.svg").read_text()
 
 
 @pytest.mark.parametrize("name", ["memory.gif", "memory", "memory.svg.gz"])
@@ -70,11 +71,12 @@ def test_without_matplotlib_the_error_says_what_to_install(tmp_path: Path, monke
 
 def test_a_profile_with_everything(tmp_path: Path) -> None:
     save_memory_plot(replace(sample_profile(), name="all kinds"), tmp_path / "a.svg")
+    assert "all kinds" in (tmp_path / "a.svg").read_text()
 
 
 def test_a_name_no_font_can_draw(tmp_path: Path) -> None:
     save_memory_plot(sample_profile(), tmp_path / "a.svg")
-    ElementTree.parse(tmp_path / "a.svg")
+    assert ElementTree.parse(tmp_path / "a.svg").getroot().tag.endswith("svg")
 
 
 def test_a_plot_that_cannot_be_written(tmp_path: Path) -> None:

@@ -14,9 +14,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 from ...ir import Graph, Input, Kind, Node, Phase, Role, Source, TensorType, Value, check_graph
+from ..form import Form
 from .dump import Dump, Function, load_dump
 from .infer import ITEM_BYTES, Knowns, infer_shapes
-from .ops import Form, find_known, opaque_form
+from .ops import find_known, opaque_form
 from .order import pair_functions, sort_functions
 
 

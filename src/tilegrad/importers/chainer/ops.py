@@ -8,27 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ...ops import registered
 from ...region import Slide
+from ..form import Form
 from .dump import Function
 from .shapes import Cut, Shape, Sizes, Sliding, Sum
 from .slices import Cuts, parse_slices, spread_slices
 
 BOOKKEEPING = {"_input_indexes_to_retain", "_output_indexes_to_retain", "_output_count", "rank", "lazy_grad_sum"}
 Shapes = Sequence[Shape]  # of a function's inputs, then its output
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """What a node needs to be an operator of ours: its name, its tensor arguments' names, its attributes."""
-
-    op: str
-    target: str
-    args: tuple[str, ...]
-    attrs: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

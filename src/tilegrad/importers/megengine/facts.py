@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
+from ...region import overlapping_pairs
 from .dump import Dump, VarRecord
 
 _CITED = re.compile(r"\[(\d+)\]")
@@ -131,7 +131,7 @@ def _chunks(dump: Dump) -> dict[str, Any]:
         "total_bytes": sum(c.bytes for c in every),
         "address_min": placed[0][0] if placed else None,
         "address_end": max((end for _, end in placed), default=None),
-        "overlapping_pairs": _overlapping(placed),
+        "overlapping_pairs": overlapping_pairs(placed),
         "adjacent_pairs": sum(a[1] == b[0] for a, b in pairwise(placed)),
         "bytes_min": min((c.bytes for c in every), default=0),
         "bytes_max": max((c.bytes for c in every), default=0),
@@ -141,12 +141,6 @@ def _chunks(dump: Dump) -> dict[str, Any]:
         "bytes_agree": all(c.bytes == v.bytes for c, v in zip(every, last, strict=True)),
         "addresses_agree": all(c.address == v.pointer == v.address for c, v in zip(every, last, strict=True)),
     }
-
-
-def _overlapping(spans: Sequence[tuple[int, int]]) -> int:
-    """Pairs that overlap, of spans in the order of their starts: for each, those before it that have not ended."""
-    ends = sorted(end for _, end in spans)
-    return sum(at - bisect_right(ends, start) for at, (start, _) in enumerate(spans))
 
 
 def _cited(dump: Dump) -> list[str]:

@@ -8,7 +8,6 @@ way that ATen has no name for, becomes one without a rule, called `megengine.<ty
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from math import prod
 from types import MappingProxyType
 from typing import Any
@@ -16,22 +15,13 @@ from typing import Any
 from ...errors import FormatError
 from ...ir import Graph, Input, Kind, Node, Role, Source, TensorType, Value, check_graph
 from ...profile.model import Shape
+from ..form import Form
 from .dump import Dump, Footprint, OpRecord, VarRecord
 
 _DTYPES = {"Float32": "float32", "Float16": "float16", "BFloat16": "bfloat16", "Int32": "int32", "Int16": "int16"}
 _DTYPES |= {"Int8": "int8", "Uint8": "uint8", "Byte": "uint8", "Bool": "bool"}
 _BY_BYTES = {4: "float32", 2: "float16", 8: "float64", 1: "uint8"}  # where no dtype is recorded
 _BOUNDARY = ("ImmutableTensor", "InputCallback", "OutputCallback", "Host2DeviceCopy", "SharedDeviceTensor")
-
-
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """An operator of ours: its name, its tensor arguments' names, its attributes."""
-
-    op: str
-    target: str
-    args: tuple[str, ...]
-    attrs: Mapping[str, Any] = field(default_factory=dict)
 
 
 def make_graph(dump: Dump) -> tuple[Graph | None, str]:
@@ -101,7 +91,7 @@ class _Make:
             self.values[var.id] = Value(var.id, self._type(var), Kind.ACTIVATION, None, alias)
         form = self._form(op, [self.values[name].type for name in reads], self.values[results[0].id].type)
         if len(results) > 1 or form is None or len(form.args) != len(reads):
-            form = _Form(f"megengine.{op.type}", "", tuple(f"input.{i}" for i in range(len(reads))))
+            form = Form(f"megengine.{op.type}", "", tuple(f"input.{i}" for i in range(len(reads))))
         inputs = tuple(
             Input(arg, name, Role.PARAMETER if self.values[name].kind is Kind.PARAMETER else Role.DATA)
             for arg, name in zip(form.args, reads, strict=True)
@@ -115,7 +105,7 @@ class _Make:
         spans = self.dump.device.get(id) or self.dump.host.get(id)
         return max(span.kernel_s for span in spans.values()) if spans else None
 
-    def _form(self, op: OpRecord, types: list[TensorType], out: TensorType) -> _Form | None:
+    def _form(self, op: OpRecord, types: list[TensorType], out: TensorType) -> Form | None:
         footprint, make = self.dump.footprints.get(op.id), _FORMS.get(op.type)
         return make(footprint, types, out) if footprint is not None and make is not None else None
 
@@ -130,7 +120,7 @@ def _pairs(param: Mapping[str, Any], *names: str) -> list[list[int]] | None:
     return found if sound else None  # type: ignore[return-value]
 
 
-def _convolution(footprint: Footprint, types: list[TensorType], out: TensorType) -> _Form | None:
+def _convolution(footprint: Footprint, types: list[TensorType], out: TensorType) -> Form | None:
     param = footprint.param
     sides = _pairs(param, "stride", "pad", "dilate")
     usual = (param.get("mode"), param.get("format"), param.get("sparse")) == ("CROSS_CORRELATION", "NCHW", "DENSE")
@@ -139,32 +129,32 @@ def _convolution(footprint: Footprint, types: list[TensorType], out: TensorType)
     attrs: dict[str, Any] = {"groups": 1} | dict(zip(("stride", "padding", "dilation"), sides, strict=True))
     if len(types) == 2:
         attrs["bias"] = None
-    return _Form("conv2d", "aten.conv2d.default", ("input", "weight", "bias")[: len(types)], attrs)
+    return Form("conv2d", "aten.conv2d.default", ("input", "weight", "bias")[: len(types)], attrs)
 
 
-def _pooling(footprint: Footprint, types: list[TensorType], out: TensorType) -> _Form | None:
+def _pooling(footprint: Footprint, types: list[TensorType], out: TensorType) -> Form | None:
     param, sides = footprint.param, _pairs(footprint.param, "window", "stride", "pad")
     if sides is None or param.get("format") != "NCHW":
         return None
     attrs: dict[str, Any] = dict(zip(("kernel_size", "stride", "padding"), sides, strict=True))
     if param.get("mode") == "MAX":
-        return _Form("max_pool2d", "aten.max_pool2d.default", ("self",), attrs)
+        return Form("max_pool2d", "aten.max_pool2d.default", ("self",), attrs)
     if str(param.get("mode")).startswith("AVERAGE"):
         attrs["count_include_pad"] = param["mode"] == "AVERAGE"
-        return _Form("avg_pool2d", "aten.avg_pool2d.default", ("self",), attrs)
+        return Form("avg_pool2d", "aten.avg_pool2d.default", ("self",), attrs)
     return None
 
 
-def _elementwise(footprint: Footprint, types: list[TensorType], out: TensorType) -> _Form | None:
+def _elementwise(footprint: Footprint, types: list[TensorType], out: TensorType) -> Form | None:
     op = _ELEMENTWISE.get(str(footprint.param.get("mode")))
     if op is None:
         return None
     fused = op in _FUSED
     target = "" if fused else f"aten.{op}.{_OVERLOADS.get(op, 'Tensor' if len(types) == 2 else 'default')}"
-    return _Form(op, target, ("self", "other")[: len(types)])
+    return Form(op, target, ("self", "other")[: len(types)])
 
 
-def _reduction(footprint: Footprint, types: list[TensorType], out: TensorType) -> _Form | None:
+def _reduction(footprint: Footprint, types: list[TensorType], out: TensorType) -> Form | None:
     axis, mode = footprint.param.get("axis"), footprint.param.get("mode")
     op = {"MAX": "amax", "MIN": "amin", "SUM": "sum", "MEAN": "mean"}.get(str(mode))
     if op is None or not types or isinstance(axis, bool) or not isinstance(axis, int):
@@ -173,20 +163,20 @@ def _reduction(footprint: Footprint, types: list[TensorType], out: TensorType) -
         return None
     keep = len(out.shape) == len(types[0].shape)
     overload = "default" if op in ("amax", "amin") else "dim_IntList" if op == "sum" else "dim"
-    return _Form(op, f"aten.{op}.{overload}", ("self",), {"dim": [axis], "keepdim": keep})
+    return Form(op, f"aten.{op}.{overload}", ("self",), {"dim": [axis], "keepdim": keep})
 
 
-def _matrix_product(footprint: Footprint, types: list[TensorType], out: TensorType) -> _Form | None:
+def _matrix_product(footprint: Footprint, types: list[TensorType], out: TensorType) -> Form | None:
     a, b = footprint.param.get("transposeA"), footprint.param.get("transposeB")
     if a is not False or b not in (True, False) or any(len(t.shape) != 2 for t in types):
         return None
     if b:
-        return _Form("linear", "aten.linear.default", ("input", "weight"), {"bias": None})
-    return _Form("mm", "aten.mm.default", ("self", "mat2"))
+        return Form("linear", "aten.linear.default", ("input", "weight"), {"bias": None})
+    return Form("mm", "aten.mm.default", ("self", "mat2"))
 
 
-def _reshape(footprint: Footprint, types: list[TensorType], out: TensorType) -> _Form | None:
-    return _Form("reshape", "aten.reshape.default", ("self",), {"shape": list(out.shape)})
+def _reshape(footprint: Footprint, types: list[TensorType], out: TensorType) -> Form | None:
+    return Form("reshape", "aten.reshape.default", ("self",), {"shape": list(out.shape)})
 
 
 _FUSED = ("add_relu", "add_sigmoid", "add_tanh")
@@ -196,7 +186,7 @@ _ELEMENTWISE = {
     "FUSE_ADD_RELU": "add_relu", "FUSE_ADD_SIGMOID": "add_sigmoid", "FUSE_ADD_TANH": "add_tanh",
 }  # fmt: skip
 _OVERLOADS = {"maximum": "default", "minimum": "default"}
-_FORMS: dict[str, Callable[[Footprint, list[TensorType], TensorType], _Form | None]] = {
+_FORMS: dict[str, Callable[[Footprint, list[TensorType], TensorType], Form | None]] = {
     "ConvolutionForward": _convolution,
     "PoolingForward": _pooling,
     "Elemwise": _elementwise,
