@@ -19,7 +19,6 @@ from ..analysis.groups import BYS, By, Group, group_operators, operator_seconds
 from ..errors import InputError
 from ..files import save_text
 from ..importers import find_format, load, load_profile
-from ..ir import Graph
 from ..profile import Profile
 from ..report.profile_tables import print_groups, print_memory, print_operators, print_summary, print_training
 from ..sim.machine import Machine, find_machine
@@ -86,7 +85,9 @@ def read_profile(file: str, machine: Machine | None = None) -> Profile:
     """The profile in a file; of a graph without times one that is simulated."""
     format = find_format(file)
     if format.gives == "graph":
-        return _simulate(load(file), machine or find_machine("v100"), Path(file).name)
+        from ..search.simulated import simulate  # needs torch
+
+        return simulate(load(file), machine or find_machine("v100"), Path(file).name)
     size = Path(file).stat().st_size
     shown = size > LARGE_FILE and sys.stderr.isatty()
     with Progress(transient=True) if shown else nullcontext() as bar:
@@ -94,16 +95,6 @@ def read_profile(file: str, machine: Machine | None = None) -> Profile:
             return load_profile(file)
         task = bar.add_task(f"reading {Path(file).name}", total=size)
         return load_profile(file, lambda done, total: bar.update(task, completed=done, total=total))
-
-
-def _simulate(graph: Graph, machine: Machine, name: str) -> Profile:
-    """A graph that was never timed, as a machine is predicted to run it, keeping everything."""
-    from ..report.plan_html import plan_profile  # these need torch
-    from ..search import Steps
-
-    found = plan_profile(Steps(graph, machine).keep, machine)
-    notes = (*found.notes, f"times are predicted for {machine.name}, and addresses are ours: the file has none")
-    return replace(found, name=name, graph=graph, notes=notes)
 
 
 def _describe_file(file: str) -> dict[str, Any]:

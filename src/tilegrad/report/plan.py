@@ -3,39 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..search import Candidate
 from ..units import format_bytes
 
 MOST_ALIVE = 10
 
 
-class Item(Protocol):
-    """A candidate, as the search makes it."""
-
-    @property
-    def planner(self) -> str: ...
-    @property
-    def detail(self) -> str: ...
-    @property
-    def peak_bytes(self) -> int: ...
-    @property
-    def time_s(self) -> float: ...
-    @property
-    def host_bytes(self) -> int: ...
-    @property
-    def notes(self) -> tuple[str, ...]: ...
-    @property
-    def memory(self) -> Any: ...
-    @property
-    def layout(self) -> Any: ...
-
-
-def print_candidates(items: Sequence[Item], chosen: Item, plain: Item, budget: int, console: Console) -> None:
+def print_candidates(
+    items: Sequence[Candidate], chosen: Candidate, plain: Candidate, budget: int, console: Console
+) -> None:
     """All that was tried, the fastest that fits marked."""
     table = Table(title=f"plans for a budget of {format_bytes(budget)}", title_justify="left")
     for name, justify in (("", "left"), ("planner", "left"), ("how", "left"), ("peak", "right"), ("time", "right"),
@@ -57,7 +38,7 @@ def print_candidates(items: Sequence[Item], chosen: Item, plain: Item, budget: i
     console.print(table)
 
 
-def print_peak(chosen: Item, console: Console) -> None:
+def print_peak(chosen: Candidate, console: Console) -> None:
     """What is alive at the peak, and the addresses."""
     memory = chosen.memory
     if memory is None:

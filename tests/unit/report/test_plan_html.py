@@ -14,9 +14,10 @@ from tilegrad.planners import Effort
 from tilegrad.profile import BlockKind, Profile, check_profile
 from tilegrad.report.html import format_page
 from tilegrad.report.html_data import memory_curve
-from tilegrad.report.plan_html import RESIDENT, plan_page, plan_profile, save_plan_html
+from tilegrad.report.plan_html import plan_page, save_plan_html
 from tilegrad.schedule.steps import Fetch, Offload, Run
 from tilegrad.search import Candidate, Planning, Steps, plan_step
+from tilegrad.search.simulated import RESIDENT, plan_profile
 from tilegrad.sim.machine import find_machine
 from tilegrad.sim.memory import Alive, Memory
 
