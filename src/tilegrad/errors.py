@@ -56,5 +56,9 @@ class BudgetError(TilegradError):
     """Nothing fits the memory budget."""
 
 
+class RunError(TilegradError, RuntimeError):
+    """A step that began cannot go on."""
+
+
 class InternalError(TilegradError):
     """A rule of ours is broken: please report it."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .bounds import MODES, image_axes
+from .bounds import MODES, choose_axes, image_axes
 from .errors import GridError, InputError
 from .ir import Graph
 from .runtime.measure import device_bytes
@@ -67,7 +67,11 @@ class Options:
         return list(Storage) if device.type == "cuda" else [Storage.DEVICE, Storage.DISK]
 
     def cut_axes(self, graph: Graph) -> tuple[str, ...]:
-        return self.axes or tuple(image_axes(graph))
+        """The axes that were asked for; else the image's, as many as pay where nothing says how many there must be."""
+        if self.axes:
+            return self.axes
+        several = isinstance(self.tile, tuple) and not isinstance(self.tile[0], tuple)
+        return tuple(image_axes(graph)) if several else choose_axes(graph)
 
     def sizes(self, graph: Graph) -> dict[str, int] | None:
         """Tile size per axis, or None where only a budget is given."""

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import Function
 
 from .bounds import lower_graph
-from .errors import TilegradError
-from .importers import Captured, Slot
+from .errors import RunError
+from .importers import Captured
 from .ir import Graph, Kind
 from .ops import find
 from .options import Options
@@ -36,20 +35,13 @@ class Runner:
         self,
         captured: Captured,
         options: Options,
-        module: nn.Module,
-        graded: Sequence[bool] | None,
+        graded: Sequence[str],
         plain: Callable[[], int],
+        device: torch.device,
     ):
         self.captured = captured
-        self.user_inputs = list(captured.program.graph_signature.user_inputs)
         graph = lower_graph(captured.graph)
-        wanted: set[str] = set()
-        if graded is not None:
-            named = dict(module.named_parameters(remove_duplicate=False))
-            wanted |= {str(name) for name, needed in zip(self.user_inputs, graded, strict=True) if needed}
-            wanted |= {v.name for v in graph.of_kind(Kind.PARAMETER) if named[str(v.target)].requires_grad}
-        device = next((p.device for p in module.parameters()), torch.device("cpu"))
-        self.schedule, self.planning = self._plan(graph, options.on(device), sorted(wanted), plain, device)
+        self.schedule, self.planning = self._plan(graph, options.on(device), graded, plain, device)
         self.engine: Engine | StepEngine
         if isinstance(self.schedule, StepList):
             assert self.planning is not None
@@ -79,18 +71,16 @@ class Runner:
         planning = plan_module(self.captured.graph, search, budget, options, device)
         return planning.chosen.schedule, planning
 
-    def __call__(self, module: nn.Module, flat: Sequence[Any]) -> Any:
-        tensors = self._bind(module, flat)
-        device = next((p.device for p in module.parameters()), None)
-        device = device or next((t.device for t in tensors.values()), torch.device("cpu"))
+    def __call__(self, tensors: Mapping[str, Tensor], device: torch.device) -> Any:
+        """Run on what `Captured.bind` gave."""
+        check_writable(self.captured, tensors)
         train = torch.is_grad_enabled() and any(t.requires_grad for t in tensors.values())
-        autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
         seed = int(torch.randint(1 << 62, ()).item()) if self._random else 0
         session: Session | StepSession
         if isinstance(self.engine, StepEngine):
-            session = StepSession(self.engine, tensors, device, seed=seed, autocast=autocast)
+            session = StepSession(self.engine, tensors, device, seed=seed)
         else:
-            session = Session(self.engine, tensors, device, train=train, seed=seed, autocast=autocast)
+            session = Session(self.engine, tensors, device, train=train, seed=seed)
         if train:
             names = list(tensors)
             found = TiledFunction.apply(session, names, *tensors.values())  # type: ignore[no-untyped-call]
@@ -98,33 +88,21 @@ class Runner:
         else:
             outputs, updates = session.forward()
             apply_updates(session, updates)
-        return self._assemble(outputs)
+        return self.captured.assemble(outputs)
 
     @property
     def _random(self) -> bool:
         return any(find(n).random for n in self.captured.graph.nodes)
 
-    def _bind(self, module: nn.Module, flat: Sequence[Any]) -> dict[str, Tensor]:
-        graph = self.captured.graph
-        named = dict(module.named_parameters(remove_duplicate=False)) | dict(
-            module.named_buffers(remove_duplicate=False)
-        )
-        constants = self.captured.constants
-        inputs = dict(zip(self.user_inputs, flat, strict=True))
-        found: dict[str, Tensor] = {}
-        for value in graph.values:
-            match value.kind:
-                case Kind.INPUT:
-                    found[value.name] = inputs[value.name]
-                case Kind.PARAMETER | Kind.BUFFER:
-                    found[value.name] = named[str(value.target)]
-                case Kind.CONSTANT:
-                    found[value.name] = constants[value.name]
-        return found
 
-    def _assemble(self, outputs: Sequence[Tensor]) -> Any:
-        flat = [outputs[item.index] if isinstance(item, Slot) else item for item in self.captured.outputs]
-        return pytree.tree_unflatten(flat, self.captured.program.call_spec.out_spec)
+def check_writable(captured: Captured, tensors: Mapping[str, Tensor]) -> None:
+    """What the model writes to in place must be what plain PyTorch may write to."""
+    for name, _ in captured.graph.updates:
+        if captured.graph.value[name].kind is Kind.INPUT and torch.is_grad_enabled() and tensors[name].requires_grad:
+            raise RunError(
+                f"the model writes to its input '{name}' in place, and that needs a gradient",
+                hint="x.clone() in forward, or an input without requires_grad",
+            )
 
 
 class TiledFunction(Function):
@@ -144,12 +122,12 @@ class TiledFunction(Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         session: Session | StepSession | None = ctx.session
         if torch.is_grad_enabled():
-            raise TilegradError(
+            raise RunError(
                 "second-order gradients through a tiled module are not available",
                 hint="backward without create_graph=True, or the module without tilegrad.tile",
             )
         if session is None or session.spent:
-            raise TilegradError(
+            raise RunError(
                 "backward a second time through the same tiled call: what it kept is freed",
                 hint="one backward per call (sum the losses first), or call the module again",
             )

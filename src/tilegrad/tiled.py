@@ -9,11 +9,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
-import torch.utils._pytree as pytree
-from torch import Tensor, nn
+from torch import nn
 
+from .calls import Call, Calls
 from .errors import InputError
-from .importers import export_module
+from .importers import LOCK, device_of, export_module, untouched
 from .options import Options
 from .runner import Runner
 from .runtime import plain_bytes
@@ -90,10 +90,10 @@ def tile(
 
 @dataclass
 class _State:
-    """What a tiled module knows besides parameters: kept out of torch's registries."""
+    """What a tiled module knows besides the module."""
 
     options: Options
-    plans: dict[Any, Runner] = field(default_factory=dict)
+    calls: Calls[Runner] = field(default_factory=Calls)
     last: Runner | None = None
 
 
@@ -101,18 +101,17 @@ class TiledModule(Wrapped):
     """The wrapped module. Planned on first use of an input shape; plans are kept."""
 
     def __init__(self, module: nn.Module, options: Options):
-        if isinstance(module, Wrapped):
-            raise InputError("this module is tiled already", hint="tile(model.module, …)")
         super().__init__(module, _State(options))
 
     @property
     def options(self) -> Options:
-        return self._state.options
+        found: Options = self._state.options
+        return found
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TiledModule:
         return TiledModule(copy.deepcopy(self.module, memo), self.options)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return TiledModule, (self.module, self.options)
 
     def extra_repr(self) -> str:
@@ -127,30 +126,32 @@ class TiledModule(Wrapped):
 
     def plan_for(self, *inputs: Any, **kwargs: Any) -> Plan:
         """Plan for inputs (tensors, or shapes) without running anything."""
-        flat, _ = pytree.tree_flatten((inputs, kwargs), is_leaf=_is_shape)
-        self._state.last = self._runner(flat, inputs, kwargs)
+        call = Call.of(self.module, inputs, kwargs)
+        with LOCK:
+            self._state.last = self._runner(call)
         return self.plan
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_exporting():
             return self.module(*args, **kwargs)
-        flat, _ = pytree.tree_flatten((args, kwargs))
-        runner = self._state.last = self._runner(flat, args, kwargs)
+        call = Call.of(self.module, args, kwargs)
+        with LOCK:  # a capture puts other tensors into the module for a moment
+            runner = self._state.last = self._runner(call)
+            tensors = runner.captured.bind(call.flat)
         if runner.schedule.mode == "none":
-            return self.module(*args, **kwargs)  # it fits as it is
-        return runner(self.module, flat)
+            return self.module.forward(*args, **kwargs)  # it fits as it is
+        return runner(tensors, device_of(self.module))
 
-    def _runner(self, flat: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Runner:
-        self.module.training = self.training
-        key = _key(self.module, flat)
-        plans = self._state.plans
-        if key not in plans:
-            graded = [isinstance(x, Tensor) and x.requires_grad for x in flat]
-            captured = export_module(self.module, args, kwargs)
+    def _runner(self, call: Call) -> Runner:
+        found = self._state.calls.find(call)
+        if found is None:
+            captured = export_module(self.module, call.args, call.kwargs)
             train = torch.is_grad_enabled()
-            plain = partial(plain_bytes, self.module, args, kwargs, train=train)
-            plans[key] = Runner(captured, self.options, self.module, graded if train else None, plain)
-        return plans[key]
+            plain = partial(_plain_bytes, self.module, call, train)
+            graded = captured.graded(call.flat) if train else []
+            found = Runner(captured, self.options, graded, plain, device_of(self.module))
+            self._state.calls.add(call, found, captured)
+        return found
 
 
 @dataclass(frozen=True)
@@ -168,12 +169,6 @@ class Plan:
         return plan_to_json(self.schedule)
 
 
-def _is_shape(item: Any) -> bool:
-    return isinstance(item, tuple) and bool(item) and all(isinstance(n, int) for n in item)
-
-
-def _key(module: nn.Module, flat: Sequence[Any]) -> Any:
-    """What a plan depends on: inputs' types, train or eval of every part, parameters' types and devices."""
-    inputs = tuple((tuple(x.shape), x.dtype, x.requires_grad) if isinstance(x, Tensor) else repr(x) for x in flat)
-    parameters = tuple((p.dtype, p.device, p.shape, p.requires_grad) for p in module.parameters())
-    return inputs, tuple(m.training for m in module.modules()), parameters, torch.is_grad_enabled()
+def _plain_bytes(module: nn.Module, call: Call, train: bool) -> int:
+    with untouched(module):
+        return plain_bytes(module, call.args, call.kwargs, train=train)

@@ -14,7 +14,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from tilegrad.importers import Captured, export_module
-from tilegrad.ir import Graph, Kind
+from tilegrad.ir import Graph
 from tilegrad.planners import Effort, offload, plan_keep
 from tilegrad.planners.problem import make_problem
 from tilegrad.planners.stages import Solution, Stages
@@ -46,7 +46,7 @@ class Stepped(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         flat, _ = pytree.tree_flatten((args, kwargs))
-        return self.runner(*args, **kwargs)(self.wrapped, flat)
+        return run_on(self.runner(*args, **kwargs), self.wrapped, flat)
 
     def runner(self, *args: Any, **kwargs: Any) -> Runner:
         flat, spec = pytree.tree_flatten((args, kwargs))
@@ -62,17 +62,17 @@ def graph_for(module: nn.Module, args: Any, kwargs: Any = None) -> tuple[Capture
     """A module captured, and its training graph."""
     captured = export_module(module, args, kwargs or {})
     flat, _ = pytree.tree_flatten((args, kwargs or {}))
-    named = dict(module.named_parameters(remove_duplicate=False))
-    names = captured.program.graph_signature.user_inputs
-    graded = {str(n) for n, x in zip(names, flat, strict=True) if isinstance(x, Tensor) and x.requires_grad}
-    graded |= {v.name for v in captured.graph.of_kind(Kind.PARAMETER) if named[str(v.target)].requires_grad}
-    return captured, training_graph(captured.graph, sorted(graded))
+    return captured, training_graph(captured.graph, captured.graded(flat))
+
+
+def run_on(runner: Runner, module: nn.Module, flat: Sequence[Any]) -> Any:
+    """Run with the tensors of `module`, which may be a copy of the one that was captured."""
+    return runner(runner.captured.bind(flat, module), torch.device("cpu"))
 
 
 def runner_of(captured: Captured, graph: Graph, choose: Choose) -> Runner:
     runner = object.__new__(Runner)
     runner.captured, runner.planning = captured, None
-    runner.user_inputs = list(captured.program.graph_signature.user_inputs)
     runner.schedule = choose(graph)
     check_steps(runner.schedule)
     runner.engine = StepEngine(runner.schedule, captured.graph)
@@ -166,13 +166,15 @@ def assert_plans(
 def peaks(runner: Runner, module: nn.Module, inputs: Sequence[Any]) -> tuple[int, int]:
     """Bytes that a step allocates at most, measured and predicted. Inputs need gradients where the plan expects it."""
     graph = runner.schedule.graph
-    graded = [f"{name}.grad" in graph.value for name in runner.user_inputs]
+    graded = [f"{name}.grad" in graph.value for name in runner.captured.user_inputs]
     flat = [
         x.detach().clone(memory_format=torch.preserve_format).requires_grad_(need) if isinstance(x, Tensor) else x
         for x, need in zip(pytree.tree_leaves(list(inputs)), graded, strict=True)
     ]
     with PeakBytes() as peak:
-        made = [x for x in pytree.tree_leaves(runner(module, flat)) if isinstance(x, Tensor) and x.requires_grad]
+        made = [
+            x for x in pytree.tree_leaves(run_on(runner, module, flat)) if isinstance(x, Tensor) and x.requires_grad
+        ]
         if made:
             torch.autograd.backward(made, [torch.ones_like(x) for x in made])
         del made

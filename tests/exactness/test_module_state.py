@@ -146,7 +146,7 @@ def test_plans_are_kept_by_shape() -> None:
     plain = make_net()
     for size in (9, 13, 9, 13, 21):
         assert torch.equal(tiled(image(1, 2, size, 8)), plain(image(1, 2, size, 8)))
-    assert len(tiled._state.plans) == 3
+    assert len(tiled._state.calls) == 3
 
 
 @pytest.fixture

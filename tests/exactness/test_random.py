@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import tilegrad
-from tilegrad.errors import CaptureError
 
 
 class Noisy(nn.Module):
@@ -50,13 +50,32 @@ def test_draws_have_the_right_statistics() -> None:
     assert kept.mean() == pytest.approx(0.25, abs=0.005)
 
 
-def test_other_random_operators_are_refused() -> None:
-    class Shuffled(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return nn.functional.max_pool2d(x, 2) + torch.normal(torch.zeros(4, 4), 1.0)
+OTHERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "normal": lambda x: torch.normal(torch.zeros(4, 4), 1.0),
+    "multinomial": lambda x: torch.multinomial(torch.ones(4, 4), 4).double(),
+    "randperm": lambda x: torch.randperm(4).double(),
+    "rrelu": lambda x: torch.nn.functional.rrelu(x[..., :4, :4] - 1, training=True),
+    "geometric": lambda x: torch.zeros(4, 4).geometric_(0.3),
+}
 
-    with pytest.raises(CaptureError, match="draws random numbers that tiles cannot repeat"):
-        tilegrad.tile(Shuffled(), tile=4)(torch.zeros(1, 1, 8, 8))
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_random_operators_run_whole_from_a_seed(name: str) -> None:
+    class Draws(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.max_pool2d(x, 2) * OTHERS[name](x)
+
+    tiled, x = tilegrad.tile(Draws(), tile=4), torch.ones(1, 1, 8, 8, requires_grad=True)
+    first, second = (tiled(x) for _ in range(2))
+    assert not torch.equal(first, second)
+    torch.manual_seed(7)
+    again = tiled(x)
+    torch.manual_seed(7)
+    assert torch.equal(tiled(x), again)
+    again.sum().backward()  # drawn again, and the same
+    pooled = torch.nn.functional.max_pool2d(torch.ones(1, 1, 8, 8), 2)
+    if name != "rrelu":
+        assert x.grad is not None and torch.allclose(x.grad.sum(), (again / pooled).sum())
 
 
 def test_a_plan_is_plain_data_too() -> None:

@@ -89,7 +89,7 @@ def test_plain(name: str) -> None:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_tiled(name: str) -> None:
     net, x = _network(name)
-    if name in {"mobilenet_v2", "resnet34", "resnet50"}:
+    if name in {"mobilenet_v2", "resnet34", "resnet50", "densenet121", "efficientnet_b0"}:
         net.eval()  # each norm in train mode costs a pass over all tiles; others have them too
     tiled = tilegrad.tile(net, tile=SIZES.get(name, 64) // 2, axes="h" if x.ndim == 4 else None)
     profile = _check(net, _step(net, tiled, x)).profile

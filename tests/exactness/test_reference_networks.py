@@ -11,9 +11,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
 import tilegrad
 from tilegrad.models import NETWORKS, SegmentationLoss, example_shape, unet, vgg16, wavenet1d
+from tilegrad.models.drop_path import DropPath
 from tilegrad.models.resnet import BasicBlock
 from tilegrad.testing import Step, assert_same, assert_same_step, integer_module, integer_tensor, run_step
 from tilegrad.testing.exact import size_of
@@ -22,14 +24,17 @@ MODES = ("stream", "scatter", "gather")
 # Keyword arguments of a small version, an odd size, a tile that does not divide it.
 SMALL: dict[str, tuple[dict[str, Any], int, int]] = {
     "vgg16": ({"width": 1 / 16}, 37, 16),
+    "vgg16_bn": ({"width": 1 / 16}, 37, 16),
     "darknet19": ({"width": 1 / 16}, 69, 24),
     "resnet18": ({"width": 1 / 16}, 45, 16),
     "resnet34": ({"width": 1 / 16}, 45, 20),
     "resnet50": ({"width": 1 / 16}, 45, 20),
     "unet": ({"width": 1 / 16, "depth": 3}, 29, 10),
     "unet_valid": ({"base": 4, "depth": 2}, 47, 16),
+    "densenet121": ({"width": 1 / 8}, 65, 30),
     "convnext_tiny": ({"width": 1 / 24}, 39, 16),
     "mobilenet_v2": ({"width": 1 / 8}, 65, 30),
+    "efficientnet_b0": ({"width": 1 / 8}, 65, 30),
     "deeplab": ({"width": 1 / 16}, 37, 16),
     "unet3d": ({"width": 1 / 8, "padding": "same"}, 17, 10),
     "wavenet1d": ({"width": 1 / 16, "layers": 3, "stacks": 2}, 61, 16),
@@ -51,7 +56,7 @@ def small(name: str, train: bool) -> nn.Module:
 def lively(net: nn.Module) -> nn.Module:
     """Weights with which gradients reach the first layer, statistics that are not 0 and 1, and no dropout."""
     for module in net.modules():
-        if isinstance(module, nn.Dropout):
+        if isinstance(module, _DropoutNd):
             module.p = 0.0
         elif isinstance(module, nn.modules.batchnorm._BatchNorm):
             for each in (module.weight, module.running_var):
@@ -194,6 +199,42 @@ def test_twenty_steps_of_training(mode: str) -> None:
     assert losses[plain][-1] != losses[plain][0]
     for name, wanted in plain.state_dict().items():
         torch.testing.assert_close(other.state_dict()[name], wanted, rtol=1e-9, atol=1e-9)
+
+
+# Stochastic depth
+
+
+def seeded(net: nn.Module, x: Tensor, seed: int, **options: Any) -> Step:
+    torch.manual_seed(seed)
+    return run_step(tilegrad.tile(copy.deepcopy(net), **options), [x])
+
+
+@pytest.mark.parametrize("name", ["convnext_tiny", "efficientnet_b0"])
+def test_stochastic_depth_draws_by_sample(name: str) -> None:
+    """Plain draws other masks, so tiles are measured against tiles: any size, mode and recompute, one seed."""
+    net = small(name, train=True)
+    paths = [module for module in net.modules() if isinstance(module, DropPath)]
+    for path in paths:
+        path.p = 0.3
+    x = image(name).expand(6, -1, -1, -1)
+    first = seeded(net, x, 7, tile=16)
+    assert all(t.isfinite().all() for t in (*first.outputs.values(), *first.gradients.values()) if t is not None)
+    output = first.outputs["output 0"]
+    assert any(not torch.allclose(one, output[0]) for one in output[1:])  # alike, but for their masks
+    for options in ({"tile": 30}, {"tile": 16, "mode": "scatter"}, {"tile": 24, "mode": "gather"}):
+        assert_same(seeded(net, x, 7, **options), first, exact=False, tolerance=1e-10, note=str(options))
+    with pytest.raises(AssertionError, match="output 0"):
+        assert_same(seeded(net, x, 8, tile=16), first, exact=False)
+
+
+def test_stochastic_depth_as_published() -> None:
+    torch.manual_seed(0)
+    net = NETWORKS["efficientnet_b0"](classes=3, width=1 / 8).double().train()
+    x = image("efficientnet_b0").expand(2, -1, -1, -1)
+    first = seeded(net, x, 3, tile=30)
+    assert_same(seeded(net, x, 3, tile=30), first)
+    assert_same(seeded(net, x, 3, tile=22), first, exact=False, tolerance=1e-10)
+    assert all(t is not None and t.isfinite().all() for t in first.gradients.values())
 
 
 # Losses inside

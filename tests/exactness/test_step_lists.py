@@ -25,7 +25,7 @@ from tilegrad.sim.machine import CPU
 from tilegrad.testing import assert_same, integer_tensor, run_step
 
 QUICK = ("unet", "unet_valid", "wavenet1d")  # few nodes: planned in no time
-LARGE = ("resnet34", "resnet50", "convnext_tiny", "mobilenet_v2")  # hundreds of nodes
+LARGE = ("resnet34", "resnet50", "densenet121", "convnext_tiny", "mobilenet_v2", "efficientnet_b0")  # hundreds of nodes
 RANDOM: dict[str, Choose] = {
     "random": at_random(0, drop=0.08, move=0.3),
     "random, moves": at_random(1, drop=0.01, move=0.9),

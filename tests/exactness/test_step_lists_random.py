@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from step_plans import Choose, at_random, graph_for, peaks, runner_of
+from step_plans import Choose, at_random, graph_for, peaks, run_on, runner_of
 from torch import Tensor, nn
 
 from tilegrad.errors import CaptureError, GridError
@@ -68,7 +68,7 @@ class Running(nn.Module):
         self.__dict__.update(module=module, runner=runner)
 
     def forward(self, *inputs: Tensor) -> Any:
-        return self.runner(self.module, inputs)
+        return run_on(self.runner, self.module, inputs)
 
 
 def leaves(inputs: Sequence[Tensor]) -> list[Tensor]:

@@ -32,9 +32,10 @@ def test_reference_networks(name: str) -> None:
     kwargs, size = SMALL[name]
     net = NETWORKS[name](**kwargs).double().train()
     x = torch.randn(example_shape(name, size), dtype=torch.float64)
-    dropout = any(isinstance(m, torch.nn.Dropout) for m in net.modules())
+    dropout = any(isinstance(m, torch.nn.modules.dropout._DropoutNd) and m.p for m in net.modules())
     _, graph = graph_for(net, (x.clone().requires_grad_(),))
-    choices = [at_random(seed) for seed in range(2)]
+    drop = 0.02 if name == "densenet121" else 0.5  # there, to forget a map is to run all layers before it again
+    choices = [at_random(seed, drop=drop) for seed in range(2)]
     choices += [fixed(c.schedule) for _, c in plans(graph, (0.8,), ("recompute",))]
     wanted = None if dropout else run_step(copy.deepcopy(net), [x])
     for choose in choices:

@@ -48,7 +48,8 @@ class Drawn:
 
     def __post_init__(self) -> None:
         captured = export_module(self.network, [self.image()])
-        self.graph, self.constants = captured.graph, captured.constants
+        held = {name: slot.get() for name, slot in captured.slots.items()}
+        self.graph, self.constants = captured.graph, held | dict(captured.constants)
 
     def __repr__(self) -> str:
         steps = ", ".join(f"{said}{reads}" for said, reads, _ in self.network.steps)

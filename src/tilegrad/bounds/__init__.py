@@ -17,6 +17,8 @@ from .placement import Placement as Placement
 from .placement import place_values as place_values
 from .roles import Part as Part
 from .roles import Roles as Roles
+from .roles import choose_axes as choose_axes
+from .roles import share_of as share_of
 from .roles import sort_nodes as sort_nodes
 from .tiling import Tiling as Tiling
 from .tiling import check_axes as check_axes

@@ -4,12 +4,12 @@ Convolutions, pools and resizes know their image axes: the last one, two or thre
 `d h w`, and the first of a batched input is `n`. From there names spread both ways through every operator that reads
 a dimension from one output dimension: through permutes, views, broadcasts, into masks and maps that only meet the
 image in a loss. Two names never share a dimension and no value has a name twice: where an operator would force that
-(an image added to its own transpose), the operator is a *barrier* and runs whole.
+(an image added to its own transpose, queries multiplied with keys), the input that came later is read *whole*.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ..ir import Graph, Node
@@ -28,7 +28,7 @@ class Axes:
     """`dims[value][axis]` is the dimension of `value` along `axis`, where it has one."""
 
     dims: Mapping[str, Mapping[str, int]]
-    barriers: frozenset[str]  # nodes whose axes cannot be told apart
+    whole: frozenset[tuple[str, int]] = frozenset()  # (node, input): axes cannot be told apart, so all of it is read
 
     def on(self, value: str, dim: int) -> str | None:
         return next((axis for axis, d in self.dims[value].items() if d == dim), None)
@@ -73,14 +73,15 @@ class _Classes:
 
 def label_axes(graph: Graph) -> Axes:
     """Name the dimensions of every value of the graph."""
-    classes, barriers = _Classes(), set()
+    classes, clashes = _Classes(), list[tuple[str, int, Place, Place]]()
+    rank = max((find(node).spatial for node in graph.nodes), default=0)
     for node in graph.nodes:
-        _seed(graph, node, classes)
+        if find(node).spatial == rank:  # a Conv1d among Conv2d's slides over channels, or over what was flattened
+            _seed(graph, node, classes)
     if not any(classes.name.values()):
         _seed_inputs(graph, classes)
     for node in graph.nodes:
-        if not _spread(graph, node, classes):
-            barriers.add(node.name)
+        clashes += _spread(graph, node, classes)
     _name_behind_barriers(graph, classes)
     dims: dict[str, dict[str, int]] = {v.name: {} for v in graph.values}
     for value in graph.values:
@@ -88,7 +89,8 @@ def label_axes(graph: Graph) -> Axes:
             name = classes.name.get(classes.root((value.name, dim))) if size > 1 else None
             if name is not None:
                 dims[value.name].setdefault(name, dim)
-    return Axes(dims, frozenset(barriers))
+    named = [(node, i) for node, i, *places in clashes if any(classes.name[classes.root(place)] for place in places)]
+    return Axes(dims, frozenset(named))
 
 
 def _seed(graph: Graph, node: Node, classes: _Classes) -> None:
@@ -115,22 +117,23 @@ def _seed_inputs(graph: Graph, classes: _Classes) -> None:
                 classes.call((name, dim), axis)
 
 
-def _spread(graph: Graph, node: Node, classes: _Classes) -> bool:
-    """Join what the node's rule drives from one dimension to another; False where that contradicts itself."""
-    rule = find(node).reads(call_of(graph, node))
-    agreed = True
-    for i, dims in enumerate(rule or ()):
-        value = node.inputs[i].value
-        shape, out = graph.shape(value), graph.shape(node.outputs[0])
-        for k, read in enumerate(dims):
-            if read.dim is not None and shape[k] > 1 and out[read.dim] > 1:
-                agreed &= classes.join((value, k), (node.outputs[0], read.dim))
-    op = find(node)
-    for i, dim, first in op.tied(call_of(graph, node)) if isinstance(op, Reduction) else ():
-        value, folded = node.inputs[i].value, node.inputs[0].value
-        if graph.shape(value)[dim] > 1 and graph.shape(folded)[first] > 1:
-            agreed &= classes.join((value, dim), (folded, first))
-    return agreed
+def _spread(graph: Graph, node: Node, classes: _Classes) -> Iterator[tuple[str, int, Place, Place]]:
+    """Join what the node's rule drives from one dimension to another; gives the inputs for which that contradicts."""
+    op, call = find(node), call_of(graph, node)
+    out = node.outputs[0]
+    pairs = [
+        (i, (node.inputs[i].value, k), (out, read.dim))
+        for i, dims in enumerate(op.reads(call) or ())
+        for k, read in enumerate(dims)
+        if read.dim is not None
+    ]
+    if isinstance(op, Reduction):
+        first = node.inputs[0].value if node.inputs else ""
+        pairs += [(i, (node.inputs[i].value, dim), (first, of)) for i, dim, of in op.tied(call)]
+    for i, place, other in pairs:
+        long = all(graph.shape(value)[dim] > 1 for value, dim in (place, other))
+        if long and not classes.join(place, other):
+            yield node.name, i, place, other
 
 
 def _name_behind_barriers(graph: Graph, classes: _Classes) -> None:

@@ -61,8 +61,16 @@ class Spans:
     complete: Mapping[str, Track]  # where the gradient is complete (gather); the own interval otherwise
 
 
-def line_of(graph: Graph, axes: Axes, nodes: Sequence[Node], axis: str, sinks: Collection[str]) -> Line:
-    """The local operators `nodes` along `axis`; of what they make, `sinks` must be made whole."""
+def line_of(
+    graph: Graph,
+    axes: Axes,
+    nodes: Sequence[Node],
+    axis: str,
+    sinks: Collection[str],
+    whole: Collection[tuple[str, int]] = (),
+) -> Line:
+    """The local operators `nodes` along `axis`; of what they make, `sinks` must be made whole. `whole`: (node, input)
+    that are read whole from where they are stored."""
     made = {n.outputs[0] for n in nodes}
     sizes: dict[str, int] = {}
     steps = []
@@ -73,7 +81,7 @@ def line_of(graph: Graph, axes: Axes, nodes: Sequence[Node], axis: str, sinks: C
         for i, dims in enumerate(rule):
             value = node.inputs[i].value
             dim = axes.dims[value].get(axis)
-            if dim is not None and dims[dim].dim is not None:
+            if dim is not None and dims[dim].dim is not None and (node.name, i) not in whole:
                 sizes.setdefault(value, graph.shape(value)[dim])
                 reads.append((value, dims[dim].window))
         out = node.outputs[0]

@@ -1,4 +1,5 @@
-"""Rewrite nodes that mix a local part with a reduction (normalisations, reduced losses) into simpler ones.
+"""Rewrite nodes that mix a local part with a reduction (normalisations, reduced losses) into simpler ones, after axes
+that views have merged are kept apart (`unmerge`).
 
 Afterwards every node is local, a fold or whole, and nothing has side effects: what a layer remembers (running
 statistics) is a value that replaces its buffer after the step.
@@ -8,14 +9,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..errors import CaptureError
 from ..ir import Build, Graph, Input, Node, check_graph
-from ..ops import Call, Reduction, aten, find
+from ..ops import Call, Reduction, find
 from .axes import label_axes
+from .unmerge import unmerge_graph
 
 
 def lower_graph(graph: Graph) -> Graph:
     """The same computation in nodes that a walk over tiles can run."""
+    graph = unmerge_graph(graph)
     axes = label_axes(graph)
     build = Build(graph.name)
     renamed: dict[str, str] = {}
@@ -25,7 +27,6 @@ def lower_graph(graph: Graph) -> Graph:
     for original in graph.nodes:
         node = _rename(original, renamed)
         build.source, build.prefix = node.source, f"{node.name}."
-        _refuse_unseeded(node)
         call = Call(node, tuple(map(build.type, node.reads)), tuple(map(graph.type, node.outputs)))
         tiled = tuple(axes.dims[original.reads[0]].values()) if original.inputs else ()
         found = find(node).lower(call, build, tiled)
@@ -39,16 +40,6 @@ def lower_graph(graph: Graph) -> Graph:
     lowered = build.graph([renamed.get(name, name) for name in graph.outputs])
     check_graph(lowered)
     return lowered
-
-
-def _refuse_unseeded(node: Node) -> None:
-    """A tile is computed more than once: what it draws must be the same every time."""
-    if aten.is_random(node) and not find(node).random:
-        raise CaptureError(
-            f"'{node.op}' draws random numbers that tiles cannot repeat",
-            where=node.describe(),
-            hint="torch.rand_like, randn_like, bernoulli or dropout; or draw outside and pass it as an input",
-        )
 
 
 def _take_inputs_in(build: Build) -> None:

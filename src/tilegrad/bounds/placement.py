@@ -64,8 +64,10 @@ def _place(
         concerned |= {axis for axis in mesh if axis in made}
     if not concerned:
         return frozenset(), frozenset()
-    if rule is None or node.name in axes.barriers:
+    if rule is None:
         raise _no_rule(node, sorted(concerned))
+    if any((node.name, i) in axes.whole for i in range(len(node.inputs))):
+        return frozenset(), frozenset()  # axes that cannot be told apart are gathered
     local, folds = set[str](), set[str]()
     for axis in concerned:
         drives = [

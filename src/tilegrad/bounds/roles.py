@@ -1,7 +1,8 @@
 """What each node is to a walk over tiles: local, a fold, or whole; and in which phase it runs.
 
-Rule B1  A *local* node's output lies on every tiled axis, each tiled dimension of its inputs is driven by the
-         output's dimension on the same axis, and that one drives something (or the operator makes any box anywhere).
+Rule B1  A *local* node's output lies on every tiled axis, and each of them drives an input's dimension on the same
+         axis (or the operator makes any box anywhere). An input whose tiled dimensions are not all driven so is read
+         *whole*: it is stored, and the node belongs to a later walk than its maker.
 Rule B2  A *fold* reads every tiled axis of what a walk makes whole, and can be accumulated tile by tile.
 Rule B3  Everything else is *whole*: it runs once, on whole values.
 Rule B4  Phases: tiled walks have even numbers, whole nodes odd ones. A local node joins the walk of its local inputs,
@@ -10,13 +11,16 @@ Rule B4  Phases: tiled walks have even numbers, whole nodes odd ones. A local no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import combinations
 
 from ..ir import Graph, Node
-from ..ops import Reduction, find
-from .axes import Axes, call_of
+from ..ops import Read, Reduction, find
+from .axes import AXES, Axes, call_of, label_axes
+
+TOLERATED = 0.05  # of all bytes made whole, before an axis is given up
 
 
 class Part(StrEnum):
@@ -31,11 +35,51 @@ class Roles:
     part: dict[str, Part]  # by node
     phase: dict[str, int]  # by node
     local: frozenset[str]  # values that exist tile by tile
+    whole: frozenset[tuple[str, int]] = frozenset()  # (local node, input): read whole although it lies on the axes
+
+
+def share_of(graph: Graph, chosen: Callable[[Node], bool]) -> float:
+    """The share of all bytes that nodes make which these nodes make. Views make none; what is made of parameters alone
+    does not grow with the image, and does not count."""
+    made = part = 0
+    fed = set(graph.inputs)
+    for node in graph.nodes:
+        if fed.isdisjoint(node.reads):
+            continue
+        fed.update(node.outputs)
+        if not find(node).view:
+            size = graph.type(node.outputs[0]).bytes
+            made += size
+            part += size if chosen(node) else 0
+    return part / made if made else 0.0
+
+
+def choose_axes(graph: Graph) -> tuple[str, ...]:
+    """The image's axes, but for one along which too much would have to run whole: the globe around which a network
+    pads, the columns of an image that becomes a row of tokens."""
+    axes = label_axes(graph)
+    every = [axis for axis in AXES[1:] if any(axis in dims for dims in axes.dims.values())]
+
+    def whole(chosen: Sequence[str]) -> float:
+        roles = sort_nodes(graph, axes, chosen)
+        return share_of(graph, lambda node: roles.part[node.name] is Part.WHOLE)
+
+    best = tuple(every)
+    if len(every) < 2 or (least := whole(every)) <= TOLERATED:
+        return best
+    for count in range(len(every) - 1, 0, -1):
+        for chosen in combinations(every, count):
+            if (share := whole(chosen)) < least - TOLERATED:
+                best, least = chosen, share
+    return best
 
 
 def sort_nodes(graph: Graph, axes: Axes, tiled: Sequence[str]) -> Roles:
     """Assign every node its part and its phase."""
-    part = {node.name: _part(graph, node, axes, tiled) for node in graph.nodes}
+    part, whole = dict[str, Part](), set[tuple[str, int]]()
+    for node in graph.nodes:
+        part[node.name], read = _part(graph, node, axes, tiled)
+        whole |= {(node.name, i) for i in read}
     walked = {out for node in graph.nodes if part[node.name] is Part.LOCAL for out in node.outputs}
     for node in graph.nodes:
         if part[node.name] is Part.FOLD and node.inputs[0].value not in walked:
@@ -45,9 +89,9 @@ def sort_nodes(graph: Graph, axes: Axes, tiled: Sequence[str]) -> Roles:
             part[node.name] = Part.FOLD if node.inputs[0].value in walked else Part.WHOLE
     phase: dict[str, int] = {}
     for node in graph.nodes:
-        phase[node.name] = _phase(graph, node, part[node.name], phase, part)
+        phase[node.name] = _phase(graph, node, part, phase, whole)
     local = (out for node in graph.nodes if part[node.name] is Part.LOCAL for out in node.outputs)
-    return Roles(tuple(tiled), part, phase, frozenset(local))
+    return Roles(tuple(tiled), part, phase, frozenset(local), frozenset(whole))
 
 
 def _ends_in_head(graph: Graph, node: Node, part: dict[str, Part], axes: Axes, tiled: Sequence[str]) -> bool:
@@ -60,34 +104,43 @@ def _ends_in_head(graph: Graph, node: Node, part: dict[str, Part], axes: Axes, t
     return binned and all(part[reader.name] is Part.WHOLE for reader in graph.consumers[node.outputs[0]])
 
 
-def _part(graph: Graph, node: Node, axes: Axes, tiled: Sequence[str]) -> Part:
+def _part(graph: Graph, node: Node, axes: Axes, tiled: Sequence[str]) -> tuple[Part, list[int]]:
+    """A node's part, and the inputs that a local one reads whole."""
     op, call = find(node), call_of(graph, node)
     rule = op.reads(call)
-    if rule is None or node.name in axes.barriers or not tiled:
-        return Part.WHOLE
+    if rule is None or not tiled:
+        return Part.WHOLE, []
     out = axes.dims[node.outputs[0]]
-    driven, folded = True, True
+    folded, loose = True, list[int]()
+    driven = set(tiled) if op.anywhere else set[str]()
     for i, dims in enumerate(rule):
         where = axes.dims[node.inputs[i].value]
-        for axis in tiled:
-            if axis not in where:
-                continue
-            drive = dims[where[axis]].dim
-            driven &= drive is not None and out.get(axis) == drive
-            folded &= drive is None
-    cut = {read.dim for dims in rule for read in dims}
-    if driven and all(axis in out and (op.anywhere or out[axis] in cut) for axis in tiled):
-        return Part.LOCAL
+        drives = {axis: dims[where[axis]].dim for axis in tiled if axis in where}
+        folded &= all(drive is None for drive in drives.values())
+        if (node.name, i) in axes.whole or any(d is None or out.get(axis) != d for axis, d in drives.items()):
+            loose.append(i)
+        else:
+            driven |= drives.keys() | {axis for axis in tiled if axis in out and _made_from(dims, out[axis])}
+    if all(axis in out and axis in driven for axis in tiled):
+        return Part.LOCAL, loose
     can_fold = isinstance(op, Reduction) and op.foldable(call)
     first = node.inputs[0].value if node.inputs else ""
     if can_fold and folded and len(node.inputs) == 1 and all(axis in axes.dims[first] for axis in tiled):
-        return Part.FOLD if not any(axis in out for axis in tiled) else Part.WHOLE
-    return Part.WHOLE
+        return (Part.FOLD if not any(axis in out for axis in tiled) else Part.WHOLE), []
+    return Part.WHOLE, []
 
 
-def _phase(graph: Graph, node: Node, part: Part, phase: dict[str, int], parts: dict[str, Part]) -> int:
+def _made_from(dims: Sequence[Read], dim: int) -> bool:
+    """Does a dimension of the output drive one of this input?"""
+    return any(read.dim == dim for read in dims)
+
+
+def _phase(
+    graph: Graph, node: Node, parts: dict[str, Part], phase: dict[str, int], whole: Collection[tuple[str, int]]
+) -> int:
+    part = parts[node.name]
     latest = 0 if part is not Part.WHOLE else 1
-    for name in node.reads:
+    for i, name in enumerate(node.reads):
         if (maker := graph.producer.get(name)) is None:
             continue
         at, kind = phase[maker.name], parts[maker.name]
@@ -95,6 +148,8 @@ def _phase(graph: Graph, node: Node, part: Part, phase: dict[str, int], parts: d
             latest = max(latest, at + 1 if part is Part.WHOLE else at + 2)
         elif kind is Part.WHOLE:
             latest = max(latest, at if part is Part.WHOLE else at + 1)
+        elif (node.name, i) in whole:  # all of it, from an earlier walk
+            latest = max(latest, at + 2)
         else:
             latest = max(latest, at + 1 if part is Part.WHOLE else at)
     return latest

@@ -76,10 +76,12 @@ def tile_nodes(
     tiled: Sequence[str],
     cut: Callable[[Line], Cuts],
     sinks: Collection[str] | None = None,
+    whole: Collection[tuple[str, int]] = (),
 ) -> Tiling:
-    """Tile these local nodes; `cut` chooses where each axis is cut, given its line."""
+    """Tile these local nodes; `cut` chooses where each axis is cut, given its line. `whole`: inputs that are stored
+    and read whole (`Roles.whole`)."""
     ends = sinks_of(graph, nodes) if sinks is None else sinks
-    lines = {axis: line_of(graph, axes, nodes, axis, ends) for axis in tiled}
+    lines = {axis: line_of(graph, axes, nodes, axis, ends, whole) for axis in tiled}
     spans = {axis: tile_line(line, mode, cut(line)) for axis, line in lines.items()}
     return Tiling(graph, axes, tuple(tiled), mode, tuple(nodes), lines, spans)
 
@@ -105,7 +107,7 @@ def tile_graph(graph: Graph, mode: str, grid: Mapping[str, int]) -> Tiling:
             )
         return {name: cuts_of_count(line.sizes[name], count) for name in line.starts(mode)}
 
-    return tile_nodes(graph, axes, nodes, mode, tuple(grid), cut)
+    return tile_nodes(graph, axes, nodes, mode, tuple(grid), cut, whole=roles.whole)
 
 
 def _leader(line: Line, mode: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,8 +15,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from .. import errors
 from ..bounds import lower_graph
-from ..errors import InputError, TilegradError
-from ..importers import Captured, Slot, export_module
+from ..calls import Call, Calls
+from ..errors import CaptureError, InputError, TilegradError
+from ..importers import HIDDEN, Captured, Snapshot, export_module
 from ..ir import Kind, format_graph
 from ..ops import find
 from ..region import Box
@@ -41,7 +42,7 @@ class _State:
     device_mesh: DeviceMesh
     budget: int | str | None
     exchange: str
-    runners: dict[Any, RankRunner] = field(default_factory=dict)
+    calls: Calls[RankRunner] = field(default_factory=Calls)
     last: RankRunner | None = None
     skeleton: nn.Module | None = None  # the module as it was, without data, once parameters are cut
     cut: dict[str, Box] = field(default_factory=dict)  # parameters that live on space: this rank's box
@@ -58,8 +59,6 @@ def distribute(
     """`tilegrad.tile` with a mesh: see there."""
     if exchange not in EXCHANGES:
         raise InputError(f"halos cannot be exchanged per '{exchange}'", hint=f"one of {', '.join(EXCHANGES)}")
-    if isinstance(module, Wrapped):
-        raise InputError("this module is tiled already", hint="tile(model.module, mesh=mesh)")
     return DistributedModule(module, _State(group_of(mesh, timeout), mesh, budget, exchange))
 
 
@@ -79,7 +78,7 @@ class DistributedModule(Wrapped):
 
     def plan_for(self, *inputs: Any, **kwargs: Any) -> RankPlan:
         """Plan for inputs without running anything; parameters that live on space are cut to this rank's box."""
-        self._state.last = self._runner(inputs, kwargs)
+        self._state.last, _ = self._runner(inputs, kwargs)
         return self.plan
 
     @property
@@ -99,33 +98,37 @@ class DistributedModule(Wrapped):
         skeleton: nn.Module | None = self._state.skeleton
         return dict(skeleton.named_parameters()) if skeleton is not None else {}
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        runner = self._state.last = self._runner(args, kwargs)
-        flat, _ = pytree.tree_flatten((args, kwargs))
-        return runner(self.module, flat)
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        runner, call = self._runner(args, kwargs)
+        self._state.last = runner
+        return runner(self.module, call.flat)
 
-    def _runner(self, args: Sequence[Any], kwargs: dict[str, Any]) -> RankRunner:
+    def _runner(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[RankRunner, Call]:
         state: _State = self._state
-        self.module.training = self.training
-        flat, _ = pytree.tree_flatten((args, kwargs))
-        key = _key(self.module, flat)
-        _check_same(state.group, key)
-        if key not in state.runners:
-            state.runners[key] = _together(state.group, lambda: self._make(state, flat, args, kwargs))
-            cut_parameters(self.module, state.runners[key].mesh_plan, state)
-        return state.runners[key]
+        call = Call.of(self.module, args, kwargs, lambda item: _describe(item) + _wants(_tensor(item)))
+        _check_same(state.group, self.module, call.flat)
+        found = state.calls.find(call)
+        if not state.group.alike("the plan", str(found is None)):
+            found = None  # where one rank has to plan anew, all do
+        if found is None:
+            found = _together(state.group, lambda: self._make(state, call))
+            cut_parameters(self.module, found.mesh_plan, state)
+            state.calls.add(call, found, replace(found.captured, start=Snapshot.take(self.module)))
+        return found, call
 
-    def _make(self, state: _State, flat: Sequence[Any], args: Any, kwargs: Any) -> tuple[RankRunner, dict[str, Any]]:
+    def _make(self, state: _State, call: Call) -> tuple[RankRunner, dict[str, Any]]:
+        flat = call.flat
         mesh = _one_mesh(flat, state.group.mesh)
-        wide, wider = pytree.tree_map(_whole, (args, kwargs))
+        wide, wider = pytree.tree_map(_whole, (call.args, call.kwargs))
         module = self.module
         if state.skeleton is None and any(p.is_meta for p in module.parameters()):
             state.skeleton = without_data(module)  # torch captures a module that lies on one device
         if state.skeleton is not None:
-            module = state.skeleton.train(self.training)
+            module = state.skeleton.train(self.module.training)
             for ours, theirs in zip(module.modules(), self.module.modules(), strict=True):
                 ours.training = theirs.training
         captured = export_module(module, wide, wider)
+        _check_captured(captured, module is not self.module)
         graded = torch.is_grad_enabled()
         runner = RankRunner(captured, mesh, state, self.module, flat, graded)
         said = {
@@ -134,7 +137,7 @@ class DistributedModule(Wrapped):
             "inputs": [_describe(item) for item in flat],
             "budget": str(state.budget),
             "exchange": state.exchange,
-            "training": self.training,
+            "training": self.module.training,
             "gradients": graded,
             "what needs a gradient": list(runner.plan.graded),
         }
@@ -148,21 +151,19 @@ class RankRunner:
         self, captured: Captured, mesh: Mesh, state: _State, module: nn.Module, flat: Sequence[Any], graded: bool
     ):
         self.captured, self.group, self.device_mesh = captured, state.group, state.device_mesh
-        self.user_inputs = list(captured.program.graph_signature.user_inputs)
+        self.apart = state.skeleton is not None  # was another module captured than the one that runs?
         graph = lower_graph(captured.graph)
-        wanted: list[str] = []
-        if graded:
-            named = dict(module.named_parameters(remove_duplicate=False))
-            inputs = zip(self.user_inputs, flat, strict=True)
-            wanted = [str(name) for name, item in inputs if (t := _tensor(item)) is not None and t.requires_grad]
-            wanted += [v.name for v in graph.of_kind(Kind.PARAMETER) if named[str(v.target)].requires_grad]
+        bound = self._bind(module, flat)
+        wanted = [name for name, tensor in bound.items() if graded and tensor.requires_grad]
         self.plan = plan_rank(graph, mesh, state.group.rank, wanted, state.budget, state.exchange, state.group.device)
         self.mesh_plan: MeshPlan = self.plan.mesh_plan
         self.engine = Engine(self.plan.schedule)
         self._check_inputs(flat)
 
     def _check_inputs(self, flat: Sequence[Any]) -> None:
-        for name, item in zip(self.user_inputs, flat, strict=True):
+        for name, item in zip(self.captured.user_inputs, flat, strict=True):
+            if name is None:
+                continue
             if not isinstance(item, Part) and isinstance(item, Tensor) and self.mesh_plan.placement.cut[str(name)]:
                 what = f"input '{name}' lies on the mesh, but is a whole tensor"
                 raise InputError(what, hint="tilegrad.distributed.part(x, mesh)")
@@ -176,9 +177,8 @@ class RankRunner:
         tensors = self._bind(module, flat)
         device = self.group.device
         train = torch.is_grad_enabled() and any(t.requires_grad for t in tensors.values())
-        autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
         session = RankSession(
-            self.engine, self.mesh_plan, self.group, tensors, device, train=train, seed=self._seed(), autocast=autocast,
+            self.engine, self.mesh_plan, self.group, tensors, device, train=train, seed=self._seed(),
             kept=self.plan.kept,
         )  # fmt: skip
         if train:
@@ -195,27 +195,12 @@ class RankRunner:
         return int(self.group.tell("the seed", str(int(torch.randint(1 << 62, ()).item())))[0])
 
     def _bind(self, module: nn.Module, flat: Sequence[Any]) -> dict[str, Tensor]:
-        named = dict(module.named_parameters(remove_duplicate=False)) | dict(
-            module.named_buffers(remove_duplicate=False)
-        )
-        inputs = dict(zip(self.user_inputs, flat, strict=True))
-        found: dict[str, Tensor] = {}
-        for value in self.captured.graph.values:
-            match value.kind:
-                case Kind.INPUT:
-                    item = inputs[value.name]
-                    found[value.name] = item.local if isinstance(item, Part) else item
-                case Kind.PARAMETER | Kind.BUFFER:
-                    found[value.name] = named[str(value.target)]
-                case Kind.CONSTANT:
-                    found[value.name] = self.captured.constants[value.name]
-        return found
+        local = [item.local if isinstance(item, Part) else item for item in flat]
+        return self.captured.bind(local, module if self.apart else None)
 
     def _assemble(self, outputs: Sequence[Tensor]) -> Any:
         names = self.mesh_plan.graph.outputs
-        parts = [self._part(name, tensor) for name, tensor in zip(names, outputs, strict=True)]
-        flat = [parts[item.index] if isinstance(item, Slot) else item for item in self.captured.outputs]
-        return pytree.tree_unflatten(flat, self.captured.program.call_spec.out_spec)
+        return self.captured.assemble([self._part(n, tensor) for n, tensor in zip(names, outputs, strict=True)])
 
     def _part(self, name: str, tensor: Tensor) -> Any:
         plan = self.mesh_plan
@@ -257,23 +242,32 @@ def _compare(group: Group, answers: Sequence[dict[str, Any]]) -> None:
             raise InputError(f"the ranks disagree on {key}", where=each, hint="the same on every rank")
 
 
-def _check_same(group: Group, key: Any) -> None:
+def _check_captured(captured: Captured, apart: bool) -> None:
+    """What a mesh cannot do, although one process can."""
+    written = [name for name, _ in captured.graph.updates if captured.graph.value[name].kind is Kind.INPUT]
+    if written:
+        what = f"the model writes to its input '{written[0]}' in place, which ranks cannot"
+        raise CaptureError(what, where=captured.graph.name, hint="x.clone() in forward")
+    if apart and (captured.writes or any(str(v.target).startswith(HIDDEN) for v in captured.graph.values)):
+        what = "parameters that live on space, beside tensors in attributes that are no buffers"
+        raise CaptureError(what, where=captured.graph.name, hint="register_buffer for tensors, and return what is kept")
+
+
+def _check_same(group: Group, module: nn.Module, flat: Sequence[Any]) -> None:
     """Do all ranks call alike? One that has another image, the last of its data, would leave the others waiting."""
-    inputs, training, parameters, graded = key
-    graded_parameters = [needed for *_, needed in parameters]
-    if group.alike("the inputs", repr((inputs, training, graded_parameters, graded))):
+    graded = torch.is_grad_enabled()
+    inputs = tuple(_describe(item) + _wants(_tensor(item)) for item in flat)
+    training = tuple(m.training for m in module.modules())
+    parameters = [p.requires_grad for p in module.parameters()]
+    autocast = torch.is_autocast_enabled(group.device.type)
+    if group.alike("the inputs", repr((inputs, training, parameters, graded, autocast))):
         return
     words = {"gradients": graded, "inputs": inputs, "the number of modules": len(training), "training": training}
-    words |= {"the number of parameters": len(parameters), "what parameters need a gradient": graded_parameters}
+    words |= {"the number of parameters": len(parameters), "what parameters need a gradient": parameters}
+    words |= {"autocast": autocast}
     answers = [json.loads(text) for text in group.tell("the inputs", json.dumps(words))]
     _compare(group, answers)
     raise InputError("the ranks do not call alike")
-
-
-def _key(module: nn.Module, flat: Sequence[Any]) -> Any:
-    inputs = tuple(_describe(item) + _wants(_tensor(item)) for item in flat)
-    parameters = tuple((p.dtype, p.device, p.requires_grad) for p in module.parameters())
-    return inputs, tuple(m.training for m in module.modules()), parameters, torch.is_grad_enabled()
 
 
 def _describe(item: Any) -> str:

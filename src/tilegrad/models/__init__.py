@@ -16,11 +16,13 @@ from torch import nn
 from tilegrad.models.convnext import convnext_tiny
 from tilegrad.models.darknet import darknet19
 from tilegrad.models.deeplab import deeplab
+from tilegrad.models.densenet import densenet121
+from tilegrad.models.efficientnet import efficientnet_b0
 from tilegrad.models.mobilenet import mobilenet_v2
 from tilegrad.models.resnet import resnet18, resnet34, resnet50
 from tilegrad.models.unet import SegmentationLoss, unet
 from tilegrad.models.unet3d import unet3d
-from tilegrad.models.vgg import vgg16
+from tilegrad.models.vgg import vgg16, vgg16_bn
 from tilegrad.models.wavenet1d import wavenet1d
 
 __all__ = [
@@ -29,6 +31,8 @@ __all__ = [
     "convnext_tiny",
     "darknet19",
     "deeplab",
+    "densenet121",
+    "efficientnet_b0",
     "example_shape",
     "mobilenet_v2",
     "resnet18",
@@ -37,20 +41,24 @@ __all__ = [
     "unet",
     "unet3d",
     "vgg16",
+    "vgg16_bn",
     "wavenet1d",
 ]
 
 NETWORKS: Final[Mapping[str, Callable[..., nn.Module]]] = MappingProxyType(
     {
         "vgg16": vgg16,
+        "vgg16_bn": vgg16_bn,
         "darknet19": darknet19,
         "resnet18": resnet18,
         "resnet34": resnet34,
         "resnet50": resnet50,
         "unet": partial(unet, padding="same"),
         "unet_valid": partial(unet, padding="valid"),
+        "densenet121": densenet121,
         "convnext_tiny": convnext_tiny,
         "mobilenet_v2": mobilenet_v2,
+        "efficientnet_b0": efficientnet_b0,
         "deeplab": deeplab,
         "unet3d": unet3d,
         "wavenet1d": wavenet1d,

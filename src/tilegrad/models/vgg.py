@@ -1,4 +1,8 @@
-"""VGG-16: Simonyan & Zisserman 2015, "Very Deep Convolutional Networks", table 1, configuration D."""
+"""VGG-16: Simonyan & Zisserman 2015, "Very Deep Convolutional Networks", table 1, configuration D.
+
+`vgg16_bn` has a batch norm after every convolution, which the paper (of before batch norm) has not. Its convolutions
+keep their biases, as in all public versions of it.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +33,15 @@ class VGG(nn.Module):
         return out
 
 
-def _features(in_channels: int, width: float) -> nn.Sequential:
+def _features(in_channels: int, width: float, norm: bool = False) -> nn.Sequential:
     layers: list[nn.Module] = []
     for channels, convolutions in _STAGES:
         outputs = scaled(channels, width)
         for _ in range(convolutions):
-            layers += [nn.Conv2d(in_channels, outputs, 3, padding=1), nn.ReLU(inplace=True)]
+            layers.append(nn.Conv2d(in_channels, outputs, 3, padding=1))
+            if norm:
+                layers.append(nn.BatchNorm2d(outputs))
+            layers.append(nn.ReLU(inplace=True))
             in_channels = outputs
         layers.append(nn.MaxPool2d(2))
     return nn.Sequential(*layers)
@@ -69,3 +76,9 @@ def vgg16(classes: int = 1000, width: float = 1.0, head: Head = "fc", in_channel
     """
     channels = scaled(_STAGES[-1][0], width)
     return VGG(_features(in_channels, width), _head(head, channels, classes, width))
+
+
+def vgg16_bn(classes: int = 1000, width: float = 1.0, head: Head = "fc", in_channels: int = 3) -> VGG:
+    """`vgg16` with a batch norm after every convolution."""
+    channels = scaled(_STAGES[-1][0], width)
+    return VGG(_features(in_channels, width, norm=True), _head(head, channels, classes, width))

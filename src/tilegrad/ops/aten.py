@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InternalError
-from ..ir import Node
+from ..ir import Node, TensorType
 
 _ENUMS = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format, "device": torch.device}
 
@@ -72,6 +72,21 @@ def _invoke(function: Any, kwargs: dict[str, Any]) -> Any:
     if first in kwargs:  # some operators take `self` by position only
         return function(kwargs.pop(first), **kwargs)
     return function(**kwargs)
+
+
+def natural_dtype(node: Node, inputs: Sequence[TensorType]) -> str | None:
+    """The dtype of what the operator gives by itself, without autocast; None where it does not take these inputs."""
+    blanks = [torch.empty(t.shape, dtype=getattr(torch, t.dtype), device="meta") for t in inputs]
+    off = [torch.autocast(kind, enabled=False) for kind in ("cpu", "cuda")]
+    try:
+        with off[0], off[1], torch.no_grad():
+            return str(call(node, blanks, **_on_meta(node)).dtype).removeprefix("torch.")
+    except (RuntimeError, NotImplementedError):  # mixed dtypes, mostly
+        return None
+
+
+def _on_meta(node: Node) -> dict[str, Any]:
+    return {"device": torch.device("meta")} if node.attrs.get("device") is not None else {}
 
 
 def is_pointwise(target: str) -> bool:

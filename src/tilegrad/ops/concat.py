@@ -1,4 +1,4 @@
-"""Concatenation and stacking. Along a tiled axis they run whole."""
+"""Concatenation and stacking."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..region import POINT, Whole
-from .base import Call, Op, Place, Read, Reads, Sample
+from ..region import POINT, Crop
+from .base import Call, Op, Place, Read, Reads, Sample, whole
 from .registry import op
 
 
@@ -17,11 +17,15 @@ class Concat(Op):
     saves = ()
 
     def reads(self, call: Call) -> Reads:
-        dim = call.dim()
-        return tuple(
-            tuple(Read(None, Whole(n, 1)) if k == dim else Read(k, POINT) for k, n in enumerate(t.shape))
-            for t in call.inputs
-        )
+        """Along `dim` an input begins where those before it end: what lies outside of it is not its business."""
+        dim, n_out, start, found = call.dim(), call.out.shape[call.dim()], 0, []
+        for t in call.inputs:
+            if len(t.shape) != len(call.out.shape):  # torch lets empty tensors of any rank through
+                found.append(whole(t.shape))
+                continue
+            found.append(tuple(Read(k, Crop(-start, n_out) if k == dim else POINT) for k in range(len(t.shape))))
+            start += t.shape[dim]
+        return tuple(found)
 
     def flops(self, call: Call) -> float:
         return 0.0
@@ -29,7 +33,7 @@ class Concat(Op):
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield Sample(lambda x, y: torch.cat([x, y, x], 1), ((1, 2, 5, 6), (1, 3, 5, 6)))
-        yield Sample(lambda x, y: torch.cat([x, y], -2), ((1, 2, 5, 6), (1, 2, 4, 6)), "rows: whole")
+        yield Sample(lambda x, y: torch.cat([x, y], -2), ((1, 2, 5, 6), (1, 2, 4, 6)), "rows")
 
 
 @op("stack")

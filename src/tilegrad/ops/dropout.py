@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..ir import Build
 from ..region import Box
 from .base import Call, Op, Place, Reads, Sample, pointwise
 from .random import uniform
@@ -37,6 +38,11 @@ class Dropout(Op):
         alpha = -1.7580993408473766
         a = ((1 - p) * (1 + p * alpha**2)) ** -0.5 if p < 1 else 0.0
         return torch.where(keep, x, alpha) * a - a * p * alpha
+
+    def lower(self, call: Call, build: Build, tiled: Collection[int]) -> str | None:
+        """Where it drops nothing it is its input."""
+        asleep = not call.attr("train", True) or float(call.attr("p", 0.5)) == 0
+        return call.node.inputs[0].value if asleep and call.attr("output") is None else None
 
     def flops(self, call: Call) -> float:
         return 10.0

@@ -1,4 +1,4 @@
-"""Tensors of one value: zeros, ones, full and their `_like` forms."""
+"""Tensors of one value: zeros, ones, full and their `_like` forms"""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .base import Call, Op, Place, Reads, Sample, pointwise, whole
 from .registry import op
 
 
-@op("zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
+@op("zeros", "ones", "full", "zeros_like", "ones_like", "full_like")
 class Fill(Op):
     """Depends on no input's content: any box can be made anywhere. The `_like` forms are where their input is."""
 

@@ -16,6 +16,7 @@ from .registry import op
 class Slice(Op):
     """`x[..., start:end:step, ...]`. Along a tiled axis it is a crop; elsewhere it cuts channels."""
 
+    view = True
     saves = ()
 
     def _cut(self, call: Call) -> tuple[int, Crop]:
@@ -47,6 +48,7 @@ class CropBox(Slice):
     """A box of the input: what importers give for slices along several dimensions at once."""
 
     native = False
+    view = False
 
     def reads(self, call: Call) -> Reads:
         return (tuple(Read(k, Crop(a, b - a)) for k, (a, b) in enumerate(_ends(call))),)
@@ -63,6 +65,7 @@ def _ends(call: Call) -> list[tuple[int, int]]:
 class Split(Op):
     """One piece of a split: capture gives each piece a node of its own, with `start` and `length`."""
 
+    view = True
     native = False
 
     saves = ()
@@ -88,6 +91,7 @@ class Split(Op):
 class Select(Op):
     """One index of a dimension; the dimension goes away."""
 
+    view = True
     native = False
 
     saves = ()

@@ -1,5 +1,5 @@
-"""Padding by constants, reflection and replication (negative amounts crop). Circular padding runs whole where the
-axis is tiled: each border reads the opposite one."""
+"""Padding by constants, reflection and replication (negative amounts crop). With circular padding each border reads the
+opposite one: along a tiled axis its input is stored, and each tile picks what it needs."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def amounts(call: Call) -> list[tuple[int, int]]:
 class Pad(Op):
     saves = ()
     pads = True
+    anywhere = True  # with circular padding, where each border reads the opposite one: from all of the dimension
 
     def mode(self, call: Call) -> str:
         return str(call.attr("mode", "constant"))
@@ -54,8 +55,6 @@ class Pad(Op):
         if mode == "constant":
             sides = place.pad(call)
             return F.pad(x, [p for pair in reversed(sides) for p in pair], value=call.attr("value", 0.0))
-        if mode == "circular":
-            return F.pad(x, call.attr("pad"), mode="circular")
         for dim, (before, after) in enumerate(amounts(call)):
             if before or after:
                 x = self._pick(call, x, place, dim, before, mode)
@@ -64,6 +63,8 @@ class Pad(Op):
     @staticmethod
     def _pick(call: Call, x: Tensor, place: Place, dim: int, before: int, mode: str) -> Tensor:
         n, out, origin = call.inputs[0].shape[dim], place.out[dim], place.origin(call, 0, dim)
+        if mode == "circular":
+            return x.index_select(dim, (torch.arange(out.lo - before, out.hi - before) % n).to(x.device))
         if out.lo >= before and out.hi - before <= n:
             return x.narrow(dim, out.lo - before - origin, out.size)
         at = torch.arange(out.lo - before, out.hi - before)

@@ -24,6 +24,7 @@ from .registry import op
     "logical_or", "logical_not", "logical_xor", "eq", "ne", "lt", "gt", "le", "ge", "__and__", "__or__",
 )  # fmt: skip
 class Pointwise(Op):
+    elementwise = True
     saves = ("inputs", "result")
 
     def reads(self, call: Call) -> Reads:

@@ -1,13 +1,15 @@
 """Random tensors that depend on nothing but a seed, the node and the place in the whole value.
 
 The same element gets the same draw for any tiling, under recompute and on any number of workers. Random operators that
-are not here (or in `dropout`) would draw anew when a tile is recomputed, so they are refused.
+are not here (or in `dropout`) run whole, from a seed of their own (`seeded`).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from math import pi
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,27 +19,51 @@ from .base import Call, Op, Place, Reads, Sample, pointwise, whole
 from .registry import op
 
 
-@op("rand", "rand_like", "randn", "randn_like", "bernoulli")
+@op(
+    "rand", "rand_like", "randn", "randn_like", "bernoulli", "uniform", "normal_functional", "exponential", "randint",
+    "randint_like",
+)  # fmt: skip
 class Draw(Op):
+    """`uniform`, `normal_functional` and `exponential` are what `uniform_` and the like give as new tensors: of their
+    input only the shape counts."""
+
     saves = ()
     random = True
     anywhere = True
+    native = False
 
     def reads(self, call: Call) -> Reads:
-        like = "_like" in call.node.op or call.node.op == "bernoulli"
+        like = not re.fullmatch("rand|randn|randint", call.node.op)
         return tuple(pointwise(t.shape, call.out.shape) if like else whole(t.shape) for t in call.inputs)
 
     def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
         device = place.device or next((t.device for t in tiles), torch.device("cpu"))
         dtype = getattr(torch, call.out.dtype)
         first = uniform(place.seed, place.out, device)
-        if call.node.op == "bernoulli":
-            return (first < (tiles[0] if call.attr("p") is None else call.attr("p"))).to(dtype)
-        if "randn" not in call.node.op:
-            return first.to(dtype)
-        # Box and Muller: two uniform numbers make a normal one; 1 - u is never zero.
-        second = uniform(place.seed + 1, place.out, device)
-        return ((1 - first).log().mul(-2).sqrt() * (2 * pi * second).cos()).to(dtype)
+        match call.node.op:
+            case "bernoulli":
+                return (first < self._chance(call, tiles)).to(dtype)
+            case "uniform":
+                low, high = call.attr("from", 0.0), call.attr("to", 1.0)
+                return (low + (high - low) * first).to(dtype)
+            case "exponential":  # 1 - u is never zero
+                return (-(1 - first).log() / call.attr("lambd", 1.0)).to(dtype)
+            case "randint" | "randint_like":
+                low, high = call.attr("low", 0), call.attr("high")
+                return (low + (first * (high - low)).floor()).to(dtype)
+            case "randn" | "randn_like" | "normal_functional":
+                # Box and Muller: two uniform numbers make a normal one
+                second = uniform(place.seed + 1, place.out, device)
+                normal = (1 - first).log().mul(-2).sqrt() * (2 * pi * second).cos()
+                return (call.attr("mean", 0.0) + call.attr("std", 1.0) * normal).to(dtype)
+        return first.to(dtype)
+
+    @staticmethod
+    def _chance(call: Call, tiles: Sequence[Tensor]) -> Any:
+        """A number, or one for every element: the last tensor (`x.bernoulli_(p)` reads `x` as well)."""
+        if call.attr("p") is not None:
+            return call.attr("p")
+        return 0.5 if call.node.target.endswith(".p") else tiles[-1]
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -45,6 +71,9 @@ class Draw(Op):
         yield Sample(lambda x: x + 0 * torch.rand_like(x) + 0 * torch.randn_like(x), ((1, 2, 5, 6),))
         yield Sample(lambda x: x + 0 * torch.bernoulli(x.sigmoid()) + 0 * torch.rand(5, 6), ((1, 2, 5, 6),))
         yield Sample(lambda x: x + 0 * torch.randn(2, 1, 1), ((1, 2, 5, 6),))
+        yield Sample(lambda x: x + 0 * x.new_empty((1, 2, 1, 1)).bernoulli_(0.9).div_(0.9), ((1, 2, 5, 6),))
+        yield Sample(lambda x: x + 0 * torch.empty_like(x).uniform_(-1, 2).exponential_().normal_(), ((1, 2, 5, 6),))
+        yield Sample(lambda x: x + 0 * torch.randint(0, 3, (5, 6)) * torch.randint_like(x, 4), ((1, 2, 5, 6),))
 
 
 def uniform(seed: int, box: Box, device: torch.device) -> Tensor:

@@ -12,9 +12,10 @@ from ..errors import InternalError
 from ..ir import Node
 from . import aten
 from .base import Op
+from .seeded import Seeded
 
 _OPS: dict[str, Op] = {}
-_OPAQUE = Op()
+_OPAQUE, _SEEDED = Op(), Seeded()
 
 
 def op(*names: str) -> Callable[[type[Op]], type[Op]]:
@@ -45,9 +46,13 @@ def registered() -> dict[str, Op]:
 
 
 def find(node: Node) -> Op:
-    """The node's operator; one that torch tags as pointwise needs no entry, and the rest runs whole."""
+    """The node's operator; one that torch tags as pointwise needs no entry, and the rest runs whole (from a seed of
+    its own, if it draws)."""
     _load()
-    if (found := _OPS.get(node.op)) is not None:
+    found = _OPS.get(node.op)
+    if (found is None or not found.random) and aten.is_random(node):
+        return _SEEDED
+    if found is not None:
         return found
     if node.target and aten.is_pointwise(node.target):
         return _OPS["pointwise"]

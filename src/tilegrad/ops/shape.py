@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import prod
 
 import torch
 from torch import Tensor
 
-from ..region import POINT, Whole
+from ..region import POINT, Chain, Repeat, Slide, Whole, Window
 from . import aten
 from .base import Call, Op, Place, Read, Reads, Sample, pointwise, whole
 from .registry import op
 
 
-@op("contiguous", "clone", "to", "_to_copy", "type_as", "detach", "alias", "lift_fresh_copy", "_assert_tensor_metadata")
+@op("contiguous", "clone", "to", "_to_copy", "detach", "alias", "lift_fresh_copy", "_assert_tensor_metadata")
 class Copy(Op):
+    elementwise = True
     saves = ()
 
     def reads(self, call: Call) -> Reads:
@@ -31,6 +33,7 @@ class Copy(Op):
 
 @op("permute", "transpose", "movedim", "t", "mT", "swapaxes", "numpy_T")
 class Permute(Op):
+    view = True
     saves = ()
 
     def order(self, call: Call) -> list[int]:
@@ -52,20 +55,39 @@ class Permute(Op):
         yield Sample(lambda x: x.transpose(1, -1).contiguous(), ((1, 2, 5, 6),))
 
 
-@op("view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze", "view_as", "reshape_as")
+@op("view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze")
 class View(Op):
-    """Dimensions that keep their size and their neighbours' products stay; the others mix and are read whole."""
+    """A view keeps the order of elements, so it maps groups of neighbouring dimensions to groups of the same size. The
+    first of a group drives the first of the other, in steps of what lies behind them: tokens are rows of pixels,
+    windows are rows of rows. The others of a group that mixes are read whole."""
 
+    view = True
     saves = ()
 
     def reads(self, call: Call) -> Reads:
         before, after = call.inputs[0].shape, call.out.shape
-        kept = _kept_dims(before, after)
-        first = tuple(Read(kept[k], POINT) if k in kept else Read(None, Whole(n, 1)) for k, n in enumerate(before))
-        return (first, *(whole(t.shape) for t in call.inputs[1:]))
+        reads = [Read(None, Whole(n, 1)) for n in before]
+        for ins, outs in view_groups(before, after):
+            if ins and outs:
+                reads[ins[0]] = Read(outs[0], _between(_size(before, ins[1:]), _size(after, outs[1:])))
+        return (tuple(reads), *(whole(t.shape) for t in call.inputs[1:]))
 
     def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
-        return tiles[0].reshape(place.out.shape)
+        """Flatten every group, take what is due of it, and shape it."""
+        (x, *_), before, after = tiles, call.inputs[0].shape, call.out.shape
+        groups = view_groups(before, after)
+        if tuple(x.shape) == tuple(before) and place.out.shape == tuple(after):
+            return x.reshape(after)
+        x = x.reshape([_size(x.shape, ins) for ins, _ in groups])
+        for dim, (ins, outs) in enumerate(groups):
+            if not ins or not outs:
+                continue
+            start = place.out[outs[0]].lo * _size(after, outs[1:])
+            start -= place.origin(call, 0, ins[0]) * _size(before, ins[1:])
+            length = _size(place.out.shape, outs)
+            if length != x.shape[dim]:
+                x = x.narrow(dim, start, length)
+        return x.reshape(place.out.shape)
 
     def flops(self, call: Call) -> float:
         return 0.0
@@ -74,34 +96,60 @@ class View(Op):
     def samples(cls) -> Iterator[Sample]:
         yield Sample(lambda x: x.view(1, 2, 3, 5, 6).transpose(1, 2).reshape(1, 6, 5, 6), ((1, 6, 5, 6),))
         yield Sample(lambda x: x.unsqueeze(2).squeeze(2) * 2, ((1, 2, 5, 6),))
-        yield Sample(lambda x: x.flatten(2), ((1, 2, 5, 6),), "mixes the image axes")
+        yield Sample(lambda x: x.flatten(2) * 2, ((1, 2, 5, 6),), "tokens are rows")
+        yield Sample(lambda x: x.view(1, 2, 3, 2, 4) * 2, ((1, 2, 6, 4),), "windows of rows")
+        yield Sample(lambda x: x.view(1, 2, 3, 8) * 2, ((1, 2, 6, 4),), "wider rows")
+        yield Sample(lambda x: x.view(1, 2, 8, 3) * 2, ((1, 2, 4, 6),), "narrower rows")
 
 
-def _kept_dims(before: Sequence[int], after: Sequence[int]) -> dict[int, int]:
-    """Input dimension -> output dimension, where a view leaves a dimension as it is."""
-    kept: dict[int, int] = {}
+Group = tuple[list[int], list[int]]
+
+
+def view_groups(before: Sequence[int], after: Sequence[int]) -> list[Group]:
+    """Neighbouring dimensions of the input and those of the output that hold the same elements; dimensions of size 1
+    go with what follows them."""
+    groups: list[Group] = []
     i = j = 0
-    while i < len(before) and j < len(after):
-        if before[i] == after[j] and before[i] > 1:
-            kept[i] = j
-            i, j = i + 1, j + 1
-        elif before[i] == 1:
+    while i < len(before) or j < len(after):
+        ins, outs = [], []
+        while i < len(before) and before[i] == 1:
             i += 1
-        elif after[j] == 1:
+        while j < len(after) and after[j] == 1:
             j += 1
-        else:  # a group that mixes: grow both sides until their products agree
+        if i < len(before) and j < len(after):
             a, b = before[i], after[j]
-            i, j = i + 1, j + 1
+            ins, outs, i, j = [i], [j], i + 1, j + 1
             while a != b:
                 if a < b:
+                    ins.append(i)
                     a, i = a * before[i], i + 1
                 else:
+                    outs.append(j)
                     b, j = b * after[j], j + 1
-    return kept
+            groups.append((ins, outs))
+        else:
+            i, j = len(before), len(after)
+    return groups
 
 
-@op("expand", "expand_as", "broadcast_to")
+def _size(shape: Sequence[int], dims: Sequence[int]) -> int:
+    return prod(shape[d] for d in dims)
+
+
+def _between(inner_in: int, inner_out: int) -> Window:
+    """From the leading dimension of a group to that of another, of which each holds so many elements."""
+    if inner_in == inner_out:
+        return POINT
+    if inner_in == 1:
+        return Slide(inner_out, inner_out)
+    if inner_out == 1:
+        return Repeat(inner_in)
+    return Chain(Slide(inner_out, inner_out), Repeat(inner_in))
+
+
+@op("expand", "broadcast_to")
 class Expand(Op):
+    view = True
     saves = ()
     anywhere = True
 

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
 import torch.nn.functional as F
 
 from .base import Call, Op, Reads, Sample, along, whole
 from .registry import op
 
 
-@op("softmax", "log_softmax", "_softmax", "_log_softmax", "cumsum", "cumprod", "glu", "flip", "roll", "softmin")
+@op("softmax", "log_softmax", "_softmax", "_log_softmax", "cumsum", "cumprod", "glu", "softmin", "channel_shuffle")
 class AlongOne(Op):
     saves = ("result",)
 
     def reads(self, call: Call) -> Reads | None:
-        if call.node.op == "roll" and not call.attr("dims"):
-            return (whole(call.inputs[0].shape),)  # flattened: everything moves
-        dims = call.attr("dims", call.attr("dim", -1))
-        return (along(call, dims if isinstance(dims, list) else [dims]),)
+        dim = 1 if call.node.op == "channel_shuffle" else call.attr("dim", -1)
+        return (along(call, [dim]),)
 
     def flops(self, call: Call) -> float:
         return 5.0
@@ -30,9 +27,8 @@ class AlongOne(Op):
         yield Sample(lambda x: x.log_softmax(1), ((1, 3, 5, 6),))
         yield Sample(lambda x: x.cumsum(1), ((1, 3, 5, 6),))
         yield Sample(lambda x: F.glu(x, 1), ((1, 4, 5, 6),))
-        yield Sample(lambda x: torch.flip(x, [1]) * 2, ((1, 4, 5, 6),))
+        yield Sample(lambda x: F.channel_shuffle(x, 2) * 2, ((1, 4, 5, 6),))
         yield Sample(lambda x: x.softmax(-1), ((1, 3, 5, 6),), "over an image axis: whole")
-        yield Sample(lambda x: x.flip(-1) * 2, ((1, 3, 5, 6),), "over an image axis: whole")
 
 
 @op("layer_norm", "rms_norm")

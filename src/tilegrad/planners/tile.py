@@ -89,14 +89,15 @@ def _keep(graph: Graph, roles: Roles) -> tuple[set[str], dict[int, set[str]]]:
         if local and reader is not Part.WHOLE and value not in graph.outputs and works_cheaply(graph, maker):
             if maker.name not in replays.setdefault(number, set()):
                 replays[number].add(maker.name)
-                for name in maker.reads:
-                    visit(name, number, Part.LOCAL)
+                for i, name in enumerate(maker.reads):
+                    visit(name, number, Part.WHOLE if (maker.name, i) in roles.whole else Part.LOCAL)
         else:
             kept.add(value)
 
     for node in graph.nodes:
-        for name in node.reads:
-            visit(name, roles.phase[node.name], roles.part[node.name])
+        for i, name in enumerate(node.reads):
+            whole = (node.name, i) in roles.whole
+            visit(name, roles.phase[node.name], Part.WHOLE if whole else roles.part[node.name])
     return kept, replays
 
 
@@ -133,7 +134,8 @@ def _tiled_phase(
     backward = _tiling(graph, axes, roles, nodes, mode, tile, lengths, sinks) if mode == "gather" else forward
     boxed = tuple(dict.fromkeys(v for line in forward.lines.values() for v in line.sources))
     made = {n.outputs[0] for n in nodes}
-    whole = dict.fromkeys(v for n in nodes for v in n.reads if v not in made and v not in boxed)
+    loose = {name for n in nodes for i, name in enumerate(n.reads) if (n.name, i) in roles.whole}
+    whole = dict.fromkeys(v for n in nodes for v in n.reads if (v not in made and v not in boxed) or v in loose)
     return Phase(number, graph, tuple(nodes), folds, boxed, tuple(whole), stores, forward, backward)
 
 
@@ -165,7 +167,7 @@ def _tiling(
         cuts = {v: _cut(line.sizes[v], sizes[v], count) for v in names}
         return _level(graph, line, cuts, count) if mode == "stream" and count > 1 else cuts
 
-    return tile_nodes(graph, axes, nodes, mode, roles.tiled, cut, sinks)
+    return tile_nodes(graph, axes, nodes, mode, roles.tiled, cut, sinks, roles.whole)
 
 
 def _level(graph: Graph, line: Line, cuts: dict[str, tuple[int, ...]], count: int) -> Cuts:

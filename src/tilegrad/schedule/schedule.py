@@ -14,7 +14,7 @@ from enum import StrEnum
 from functools import cached_property
 from itertools import product
 
-from ..bounds import Tiling, call_of
+from ..bounds import Tiling, call_of, share_of
 from ..ir import Graph, Node
 from ..ops import find
 from ..region import Box
@@ -161,6 +161,12 @@ class Schedule:
     phases: tuple[Phase, ...]
     storage: Storage = Storage.DEVICE
     predicted: Mapping[str, int | float] = field(default_factory=dict)
+
+    @cached_property
+    def whole_share(self) -> float:
+        """The share of all bytes that is made by whole nodes."""
+        tiled = {node.name for phase in self.phases if phase.tiled for node in (*phase.nodes, *phase.folds)}
+        return share_of(self.graph, lambda node: node.name not in tiled)
 
     @cached_property
     def work(self) -> float:

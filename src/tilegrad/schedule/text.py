@@ -43,12 +43,14 @@ def plan_to_json(schedule: Schedule | StepList) -> dict[str, Any]:
             "runs": len(schedule.runs),
             "again": again,
             "offloaded": moved,
+            "whole_share": 1.0,
         }
     return {
         "network": schedule.graph.name,
         "mode": schedule.mode,
         "halos": str(schedule.storage),
         "work": schedule.work,
+        "whole_share": schedule.whole_share,
         "predicted": dict(schedule.predicted),
         "phases": [
             {

@@ -86,7 +86,7 @@ def check_boxes(
     """Every node of the function on random boxes: the same as in the whole, and deaf to what it did not ask for."""
     captured = export_module(Function(function), inputs)
     graph = lower_graph(captured.graph)
-    values = dict(zip(captured.graph.inputs, inputs, strict=True)) | captured.constants
+    values = captured.bind(inputs)
     for node in graph.nodes:
         op, call = find(node), call_of(graph, node)
         given = [values[name] for name in node.reads]

@@ -1,4 +1,4 @@
-"""Which dimension lies on which axis: names from convolutions, spread both ways, contradictions as barriers."""
+"""Which dimension lies on which axis: names from convolutions, spread both ways, contradictions read whole."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_names_follow_permutes_and_views() -> None:
     moved = labelled(lambda self, x: self.conv(x).permute(0, 2, 3, 1), (2, 3, 8, 9))
     assert of_outputs(*moved) == [{"n": 0, "h": 1, "w": 2}]
     mixed = labelled(lambda self, x: self.conv(x).flatten(2), (2, 3, 8, 9))
-    assert of_outputs(*mixed) == [{"n": 0}]
+    assert of_outputs(*mixed) == [{"n": 0, "h": 2}]  # tokens are rows of pixels
 
 
 def test_names_reach_masks_and_maps_that_meet_the_image_late() -> None:
@@ -71,9 +71,9 @@ def test_without_convolutions_ranks_are_taken_at_their_word() -> None:
     assert of_outputs(*labelled(lambda self, x: x * 2, (2, 3, 8, 9))) == [{"n": 0, "h": 2, "w": 3}]
 
 
-def test_an_image_added_to_its_transpose_is_a_barrier() -> None:
+def test_an_image_added_to_its_transpose_reads_that_whole() -> None:
     graph, axes = labelled(lambda self, x: self.conv(x) + self.conv(x).transpose(2, 3), (1, 3, 8, 8))
     (add,) = [n.name for n in graph.nodes if n.op == "add"]
-    assert axes.barriers == {add}
+    assert axes.whole == {(add, 1)}
     for dims in axes.dims.values():
         assert len(set(dims.values())) == len(dims)  # no dimension has two names

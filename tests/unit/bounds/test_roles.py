@@ -66,7 +66,6 @@ def test_what_reads_an_axis_whole_cannot_make_a_part_of_it() -> None:
     """Even where the input's dimension has no name: it is only met by the convolution behind."""
     for function in (
         lambda self, x: self.conv(x.softmax(-1)),
-        lambda self, x: self.conv(torch.cat([x, x], -1)),
         lambda self, x: self.conv((x * 2).view(2, 3, 8, 32)),
         lambda self, x: self.conv(F.layer_norm(x, (16,))),
     ):

@@ -18,16 +18,22 @@ from tilegrad.models import (
     convnext_tiny,
     darknet19,
     deeplab,
+    densenet121,
+    efficientnet_b0,
     example_shape,
     mobilenet_v2,
     resnet50,
     unet,
     unet3d,
     vgg16,
+    vgg16_bn,
     wavenet1d,
 )
 from tilegrad.models._width import scaled
 from tilegrad.models.convnext import Block
+from tilegrad.models.densenet import DenseBlock
+from tilegrad.models.drop_path import DropPath
+from tilegrad.models.efficientnet import MBConv, SqueezeExcite
 from tilegrad.models.mobilenet import InvertedResidual
 from tilegrad.models.resnet import BasicBlock, Bottleneck
 from tilegrad.models.unet import center_crop, pad_end
@@ -35,12 +41,15 @@ from tilegrad.models.unet import center_crop, pad_end
 NAMES = sorted(NETWORKS)
 IMAGE_CLASSIFIERS = (
     "vgg16",
+    "vgg16_bn",
     "darknet19",
     "resnet18",
     "resnet34",
     "resnet50",
+    "densenet121",
     "convnext_tiny",
     "mobilenet_v2",
+    "efficientnet_b0",
 )
 CLASSES = 5
 
@@ -89,11 +98,14 @@ def exported_targets(net: nn.Module, x: Tensor) -> list[str]:
     ("name", "expected"),
     [
         ("vgg16", 138_357_544),
+        ("vgg16_bn", 138_365_992),
         ("resnet18", 11_689_512),
         ("resnet34", 21_797_672),
         ("resnet50", 25_557_032),
+        ("densenet121", 7_978_856),
         ("convnext_tiny", 28_589_128),
         ("mobilenet_v2", 3_504_872),
+        ("efficientnet_b0", 5_288_548),
     ],
 )
 def test_published_parameter_count(name: str, expected: int) -> None:
@@ -200,6 +212,40 @@ def test_mobilenet_residuals_and_last_convolution() -> None:
     assert narrow.classifier[1].in_features == 1280
 
 
+def test_vgg16_bn_norms_every_convolution() -> None:
+    with torch.device("meta"):
+        plain, normed = vgg16().features, vgg16_bn().features
+    kinds = [type(m) for m in normed]
+    assert kinds.count(nn.BatchNorm2d) == 13
+    assert all(kinds[at + 1] is nn.BatchNorm2d for at, kind in enumerate(kinds) if kind is nn.Conv2d)
+    assert [kind for kind in kinds if kind is not nn.BatchNorm2d] == [type(m) for m in plain]
+
+
+def test_densenet_layers_read_all_maps_before_them() -> None:
+    with torch.device("meta"):
+        blocks = [m for m in densenet121().modules() if isinstance(m, DenseBlock)]
+    inputs = [[layer[2].in_channels for layer in block.layers] for block in blocks]  # type: ignore[index]
+    starts = (64, 128, 256, 512)
+    assert inputs == [[c + 32 * k for k in range(n)] for c, n in zip(starts, (6, 12, 24, 16), strict=True)]
+    block, x = DenseBlock(6, 2, 3).eval(), torch.randn(1, 6, 5, 7)
+    out = block(x)
+    assert out.shape == (1, 6 + 3 * 2, 5, 7)
+    assert torch.equal(out[:, :6], x)
+    torch.testing.assert_close(out[:, 8:10], block.layers[1](out[:, :8]))
+
+
+def test_efficientnet_blocks_kernels_and_gates() -> None:
+    with torch.device("meta"):
+        blocks = [m for m in efficientnet_b0().modules() if isinstance(m, MBConv)]
+    assert (len(blocks), sum(block.residual for block in blocks)) == (16, 9)
+    depthwise = [m for block in blocks for m in block.modules() if isinstance(m, nn.Conv2d) and m.groups > 1]
+    assert [m.kernel_size[0] for m in depthwise] == [3] * 3 + [5] * 2 + [3] * 3 + [5] * 7 + [3]
+    assert [m.stride[0] for m in depthwise] == [1, 2, 1, 2, 1, 2, 1, 1, 1, 1, 1, 2, 1, 1, 1, 1]
+    gates = [m.gate for block in blocks for m in block.modules() if isinstance(m, SqueezeExcite)]
+    squeezed = [gate[1].out_channels for gate in gates]  # type: ignore[union-attr, index]
+    assert squeezed == [8, 4, 6, 6, 10, 10, 20, 20, 20, 28, 28, 28, 48, 48, 48, 48]  # a quarter of a block's input
+
+
 def test_darknet19_leaks_a_tenth_and_pools_five_times() -> None:
     with torch.device("meta"):
         modules = list(NETWORKS["darknet19"]().modules())
@@ -229,7 +275,14 @@ def test_wavenet1d_sees_its_receptive_field_and_no_future() -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: BasicBlock(8, 8), lambda: Bottleneck(8, 2), lambda: InvertedResidual(8, 8, 1, 6), lambda: Block(8)]
+    "make",
+    [
+        lambda: BasicBlock(8, 8),
+        lambda: Bottleneck(8, 2),
+        lambda: InvertedResidual(8, 8, 1, 6),
+        lambda: MBConv(8, 8, 5, 1, 6),
+        lambda: Block(8),
+    ],
 )
 def test_residual_blocks_add_their_input(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)  # of a few channels all may be dead behind their ReLU
@@ -250,6 +303,45 @@ def test_classifiers_read_the_mean_of_their_features() -> None:
     dark = darknet19(CLASSES, width=1 / 16).eval()
     weight = dark.classifier.weight.flatten(1)
     torch.testing.assert_close(dark(x), dark.features(x).mean((2, 3)) @ weight.T + dark.classifier.bias)
+
+
+# Stochastic depth
+
+
+def test_stochastic_depth_grows_linearly() -> None:
+    def rates(net: nn.Module) -> list[float]:
+        return [m.p for m in net.modules() if isinstance(m, DropPath)]
+
+    with torch.device("meta"):
+        assert rates(efficientnet_b0()) == pytest.approx([0.2 * block / 16 for block in range(16)])
+        assert rates(efficientnet_b0(drop_path_rate=0)) == [0] * 16
+        assert rates(convnext_tiny(drop_path_rate=0.1)) == pytest.approx([0.1 * block / 17 for block in range(18)])
+        assert rates(convnext_tiny()) == [0] * 18
+
+
+def test_drop_path_drops_samples() -> None:
+    x = torch.randn(4000, 2, 3, 1)
+    layer = DropPath(0.25)
+    out = layer(x)
+    kept = out.flatten(1).any(dim=1)
+    torch.testing.assert_close(out[kept], x[kept] / 0.75)
+    assert not out[~kept].any()
+    assert float(kept.float().mean()) == pytest.approx(0.75, abs=0.03)
+    assert DropPath(0.0)(x) is x
+    assert layer.eval()(x) is x
+
+
+@pytest.mark.parametrize("name", ["convnext_tiny", "efficientnet_b0"])
+def test_stochastic_depth_is_off_in_evaluation(name: str) -> None:
+    net = small(name, drop_path_rate=0.9)
+    x = small_input(name, batch=2)
+    torch.manual_seed(1)
+    first = net(x)
+    torch.manual_seed(1)
+    assert torch.equal(net(x), first)
+    assert not torch.equal(net(x), first)
+    net.eval()
+    assert torch.equal(net(x), net(x))
 
 
 # Shapes
@@ -297,10 +389,11 @@ def test_unet_valid_crops_odd_skips(up: Any) -> None:
     assert net(torch.randn(1, 1, 49, 46)).shape == (1, 2, 8, 4)
 
 
+@pytest.mark.parametrize("make", [vgg16, vgg16_bn])
 @pytest.mark.parametrize(("head", "shape"), [("fc", (1, 5)), ("pool", (1, 5)), (None, (1, 128, 2, 1))])
-def test_vgg16_heads(head: Any, shape: tuple[int, ...]) -> None:
+def test_vgg16_heads(make: Callable[..., nn.Module], head: Any, shape: tuple[int, ...]) -> None:
     with torch.device("meta"):
-        assert vgg16(classes=5, width=0.25, head=head)(torch.empty(1, 3, 71, 63)).shape == shape
+        assert make(classes=5, width=0.25, head=head)(torch.empty(1, 3, 71, 63)).shape == shape
 
 
 def test_crop_takes_the_centre_and_padding_goes_after() -> None:
@@ -363,7 +456,7 @@ def test_eval_is_deterministic(name: str) -> None:
     assert torch.equal(x, before)  # the in-place layers leave the caller's tensor alone
 
 
-@pytest.mark.parametrize("name", ["vgg16", "mobilenet_v2"])
+@pytest.mark.parametrize("name", ["vgg16", "mobilenet_v2", "efficientnet_b0"])
 def test_dropout_is_random_in_training(name: str) -> None:
     net, x = small(name).train(), small_input(name)
     assert not torch.equal(net(x), net(x))
@@ -448,6 +541,9 @@ def test_example_shape() -> None:
         ("unet3d", {"padding": "full"}),
         ("unet3d", {"norm": "group"}),
         ("deeplab", {"output_stride": 32}),
+        ("vgg16_bn", {"head": "conv"}),
+        ("efficientnet_b0", {"drop_path_rate": 20}),
+        ("convnext_tiny", {"drop_path_rate": -0.1}),
         ("wavenet1d", {"layers": 0}),
     ],
 )

@@ -49,7 +49,7 @@ def test_result_and_buffers(name: str, train: bool) -> None:
     graph = lower_graph(captured.graph)
     state = module.state_dict()
     values = {v.name: state[v.target].clone() for v in graph.values if v.target in state}
-    values |= captured.constants | {graph.inputs[0]: x}
+    values |= dict(captured.constants) | {graph.inputs[0]: x}
     values = evaluate(graph, values)
     wanted = module(x)  # only now, for it changes the buffers
     assert torch.allclose(values[graph.outputs[0]], wanted, rtol=1e-12, atol=1e-12)

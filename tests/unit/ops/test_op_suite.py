@@ -93,7 +93,7 @@ def run_of(label: str) -> Run:
     ]
     captured = export_module(Wrapped(sample.function), inputs)
     graph = lower_graph(captured.graph)
-    given = dict(zip(captured.graph.inputs, inputs, strict=True)) | captured.constants
+    given = captured.bind(inputs)
     run = Run(captured.graph, graph, given, sample.function(*inputs))
     for node in graph.nodes:
         run.values[node.outputs[0]] = run.whole(node, [run.values[v] for v in node.reads])

@@ -2,6 +2,9 @@
 
 `relu_(x)` gives a value that replaces `x` from there on. A write into a slice (`x[:, 0] = 0`) is written back to the
 base with the matching scatter, and older views of that base are taken again when they are next used.
+
+Where gradients are not recorded (`torch.no_grad`) calls read their inputs detached. A write there changes a value and
+not where its gradient goes: `replaced` has the new content and passes its gradient to the old value.
 """
 
 from __future__ import annotations
@@ -11,8 +14,8 @@ from typing import Any
 
 import torch
 
-from ..errors import CaptureError
-from ..ir import Build, Kind, TensorType
+from ...errors import CaptureError
+from ...ir import Build, Kind, TensorType
 
 FxNode = torch.fx.Node
 Recipe = tuple[Any, list[tuple[str, str]], dict[str, Any], TensorType]  # how to take a view again
@@ -25,6 +28,24 @@ _RESHAPES = _SAME | {
 _PIECES = {"split", "split_with_sizes", "chunk", "tensor_split", "unsafe_split", "unsafe_chunk", "narrow"}
 # In-place forms whose pure form has another name.
 _PURE = {"zero_": "zeros_like", "fill_": "full_like", "__iand__": "__and__", "__ior__": "__or__", "__ixor__": "__xor__"}
+_NEW = {
+    "empty": torch.ops.aten.zeros.default,
+    "new_empty": torch.ops.aten.zeros.default,
+    "new_zeros": torch.ops.aten.zeros.default,
+    "new_ones": torch.ops.aten.ones.default,
+    "new_full": torch.ops.aten.full.default,
+}
+_LIKE = {
+    "expand_as": torch.ops.aten.expand.default,
+    "view_as": torch.ops.aten.view.default,
+    "reshape_as": torch.ops.aten.reshape.default,
+    "type_as": torch.ops.aten.to.dtype,
+}
+# Draws in place, and the form that gives a new tensor.
+_DRAWN = {
+    ("bernoulli_", "float"): ("bernoulli", "aten.bernoulli.p"),
+    ("normal_", "default"): ("normal_functional", "aten.normal_functional.default"),
+}
 
 
 class Aliases:
@@ -37,9 +58,42 @@ class Aliases:
         self.recipe: dict[FxNode, Recipe] = {}
         self.stale: set[FxNode] = set()
         self.written: dict[str, FxNode] = {}  # outside values that were written to
+        self.graded = True  # are gradients recorded?
+        self.quiet: set[str] = set()  # values made while they were not
+        self.detached: dict[str, str] = {}
 
     def define(self, node: FxNode, name: str) -> None:
         self.names[node] = name
+
+    def same(self, node: FxNode, other: Any) -> None:
+        """`node` is another name for what `other` is: at the borders of a block."""
+        if isinstance(other, FxNode):
+            self.names[node], self.base[node] = self.value(other), other
+
+    def emit(
+        self,
+        op: str,
+        inputs: Sequence[tuple[str, str]],
+        type_: TensorType,
+        attrs: dict[str, Any] | None = None,
+        target: str = "",
+        name: str | None = None,
+    ) -> str:
+        found = self.build.emit(op, inputs, type_, attrs, target, name)
+        if not self.graded:
+            self.quiet.add(found)
+        return found
+
+    def read(self, node: FxNode) -> str:
+        """The value a call reads: detached where gradients are not recorded."""
+        name = self.value(node)
+        if self.graded or name in self.quiet or not self.build.type(name).floating:
+            return name
+        if name not in self.detached:
+            self.detached[name] = self.emit(
+                "detach", [("self", name)], self.build.type(name), {}, "aten.detach.default"
+            )
+        return self.detached[name]
 
     def value(self, node: FxNode) -> str:
         if node not in self.names:
@@ -63,10 +117,23 @@ class Aliases:
         self, node: FxNode, target: Any, inputs: list[tuple[str, str]], attrs: dict[str, Any], type_: TensorType
     ) -> None:
         """Add a call; where it writes in place, let everyone who shares the memory see it."""
+        name = _base_name(target)
+        if name in _NEW:  # reads no input; an empty tensor is filled soon, and zero until then
+            fill = {"fill_value": attrs["fill_value"]} if name == "new_full" else {}
+            device = node.meta["val"].device
+            size = {"size": list(type_.shape), "dtype": {"dtype": type_.dtype}, "device": {"device": str(device)}}
+            target, inputs, attrs = _NEW[name], [], size | fill
+        elif name == "empty_like":
+            attrs.pop("memory_format", None)
+            target = torch.ops.aten.zeros_like.default
+        if name in _LIKE:  # of the other tensor only the type counts
+            target, inputs = _LIKE[name], inputs[:1]
+            key = "dtype" if name == "type_as" else "shape" if name == "reshape_as" else "size"
+            attrs = {key: {"dtype": type_.dtype} if key == "dtype" else list(type_.shape)}
         if target._schema.is_mutable:
             self._in_place(node, target, inputs, attrs, type_)
         else:
-            self.names[node] = self.build.emit(_base_name(target), inputs, type_, attrs, str(target), node.name)
+            self.names[node] = self.emit(_base_name(target), inputs, type_, attrs, str(target), node.name)
             self.view(node, node.args[0] if node.args else None, (target, inputs, attrs, type_))
 
     def view(self, node: FxNode, base: Any, recipe: Recipe) -> None:
@@ -81,8 +148,13 @@ class Aliases:
         self, node: FxNode, target: Any, inputs: list[tuple[str, str]], attrs: dict[str, Any], type_: TensorType
     ) -> None:
         name, overload = _base_name(target), target._overloadname
+        written = node.args[0] if node.args else None
         if name == "copy_":
             new = self._copy(inputs, type_)
+        elif "out" in node.kwargs:
+            written = node.kwargs["out"]
+            pure = self._without_out(target)
+            new = self.emit(name, [i for i in inputs if i[0] != "out"], type_, attrs, pure, node.name)
         else:
             pure = _PURE.get(name, name[:-1])
             overload = "default" if pure.endswith("_like") else overload
@@ -91,13 +163,14 @@ class Aliases:
             else:
                 attrs = {"fill_value": attrs["value"]} if name == "fill_" else attrs
                 found = f"aten.{pure}.{overload}"
-                if not hasattr(getattr(torch.ops.aten, pure, None), overload):
+                pure, found = _DRAWN.get((name, overload), (pure, found))
+                if not hasattr(getattr(torch.ops.aten, pure, None), found.rpartition(".")[2]):
                     raise self._refuse(f"'{name}' has no form without side effects")
-                new = self.build.emit(pure, inputs, type_, attrs, found, node.name)
-        written = node.args[0]
+                new = self.emit(pure, inputs, type_, attrs, found, node.name)
         assert isinstance(written, FxNode)
-        self.names[node], self.base[node] = new, written
+        self.base[node] = written
         self._write(written, new, spare=node)
+        self.names[node] = self.value(written)
 
     def _copy(self, inputs: Sequence[tuple[str, str]], type_: TensorType) -> str:
         source = inputs[1][1]
@@ -113,16 +186,37 @@ class Aliases:
     def _write(self, node: FxNode, new: str, spare: FxNode) -> None:
         """`node` now holds `new`: pass it up to its bases, and forget the views taken before."""
         while True:
+            if node not in self.base or node in self.recipe:  # else it is another name for the next one
+                new = self._keep_gradient(node, new)
             self.names[node] = new
             self.stale.discard(node)
-            if self.build.values.get(new) and node.op == "placeholder":
-                self.written[node.name] = node
             if node not in self.base:
+                if node.op == "placeholder":
+                    self.written[node.name] = node
                 break
             parent = self.base[node]
             new = self._scatter(parent, node, new)
             node = parent
         self._forget_views(node, spare)
+
+    def _keep_gradient(self, node: FxNode, new: str) -> str:
+        """A write that is not recorded leaves the gradient where it went before."""
+        old = self.names[node]
+        outside = self.build.values[old].kind in (Kind.BUFFER, Kind.CONSTANT)
+        if self.graded or old in self.quiet or outside or not self.build.type(old).floating:
+            return new
+        inputs = [("self", old), ("by", new)]
+        return self.build.emit("replaced", inputs, self.build.type(old))
+
+    def _without_out(self, target: Any) -> str:
+        """The overload of the same operator that returns its result."""
+        packet = getattr(torch.ops.aten, _base_name(target))
+        wanted = [(a.name, str(a.type)) for a in target._schema.arguments if not a.is_out]
+        for overload in packet.overloads():
+            schema = getattr(packet, overload)._schema
+            if [(a.name, str(a.type)) for a in schema.arguments] == wanted and not schema.is_mutable:
+                return f"aten.{_base_name(target)}.{overload}"
+        raise self._refuse(f"'{target}' has no form that returns its result")
 
     def _forget_views(self, root: FxNode, spare: FxNode) -> None:
         for view in self.base:
@@ -143,16 +237,19 @@ class Aliases:
         if name in ("select", "slice", "unbind"):
             op = f"{name}_scatter".replace("unbind", "select")
             return self.build.emit(op, [("self", base), ("src", new)], type_, attrs, f"aten.{op}.default")
+        if name == "detach":  # the content is new, the gradient goes where it went
+            return self.build.emit("replaced", [("self", base), ("by", new)], type_)
         if name in _RESHAPES:
             shape = {"size": list(type_.shape)}
             return self.build.emit("view", [("self", new)], type_, shape, "aten.view.default")
         raise self._refuse(f"a write into the result of '{name}'")
 
     def updates(self) -> list[tuple[str, str]]:
-        """Buffers that end with another value than they began with."""
+        """Outside values that end with another content than they began with."""
+        self.graded = True
         found = []
         for name, node in self.written.items():
-            if self.build.values[name].kind is Kind.BUFFER and self.value(node) != name:
+            if self.build.values[name].kind is not Kind.CONSTANT and self.value(node) != name:
                 found.append((name, self.value(node)))
         return found
 
