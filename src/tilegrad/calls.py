@@ -7,19 +7,19 @@ it in. What was made longest ago and not used since goes when there are too many
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
-from .errors import RunError
-from .importers import Captured, autocast_dtype, device_of, is_shape, strides_of
+from .errors import CaptureError, InputError, RunError, TilegradError
+from .importers import Captured, argument_names, autocast_dtype, device_of, forward_line, key_of, leaves, take
 
 T = TypeVar("T")
 MOST = 32  # plans that are kept
@@ -29,11 +29,11 @@ _log = logging.getLogger("tilegrad")
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a module: its arguments, keywords in the order of its signature, and what plans are kept under."""
+    """One call of a module: its arguments as a tree over tensors, and what plans are kept under."""
 
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    flat: Sequence[Any] = field(repr=False)
+    tree: Any = field(repr=False)
+    flat: Sequence[Any] = field(repr=False)  # its tensors
+    names: Sequence[str]  # what they are called
     key: Any = field(repr=False)
 
     @classmethod
@@ -42,20 +42,29 @@ class Call:
         module: nn.Module,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        describe: Callable[[Any], str] = repr,
+        describe: Mapping[type, Callable[[Any], Any]] | None = None,
     ) -> Call:
-        """`describe`: what counts of an argument that is no tensor."""
+        """`describe`: what counts of other kinds of tensors than torch's."""
         _check_modes()
-        kwargs = _ordered(module, kwargs)
-        flat, spec = pytree.tree_flatten((tuple(args), kwargs), is_leaf=is_shape)
-        dtype = next((p.dtype for p in module.parameters()), torch.get_default_dtype())
-        first: dict[int, int] = {}
-        leaves = tuple(
-            (*_tensor_key(x), first.setdefault(id(x), at)) if isinstance(x, Tensor) else _other_key(x, dtype, describe)
-            for at, x in enumerate(flat)
-        )
-        key = repr(spec), leaves, torch.is_grad_enabled(), autocast_dtype(device_of(module))
-        return cls(tuple(args), kwargs, flat, key)
+        flat, names = list[Any](), list[str]()
+        tree = take((tuple(args), _ordered(module, kwargs)), flat, names=names, kinds=(Tensor, *(describe or {})))
+        for item in leaves(tree):
+            if isinstance(item, Iterator):
+                what = f"a {type(item).__name__} as an argument would be used up by the capture"
+                raise InputError(what, where=type(module).__name__, hint="a list, or a tensor")
+        for item in flat:
+            if isinstance(item, Tensor) and type(item) not in (Tensor, nn.Parameter):
+                what = f"a {type(item).__name__}, which is a subclass of Tensor, as an argument"
+                raise InputError(what, where="the arguments", hint="x.as_subclass(torch.Tensor)")
+        known: Mapping[type, Callable[[Any], Any]] = describe or {}
+        tensors = tuple(known[type(t)](t) if type(t) in known else _tensor_key(t) for t in flat)
+        key = key_of(tree), tensors, torch.is_grad_enabled(), autocast_dtype(device_of(module)), _defaults()
+        return cls(tree, flat, argument_names(module, names), key)
+
+
+def _defaults() -> tuple[Any, ...]:
+    """Of torch's modes, what models ask for."""
+    return torch.get_default_dtype(), torch.is_inference_mode_enabled()
 
 
 def _check_modes() -> None:
@@ -78,13 +87,24 @@ def _ordered(module: nn.Module, kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tensor_key(tensor: Tensor) -> tuple[Any, ...]:
-    return tuple(tensor.shape), tensor.dtype, tensor.requires_grad, strides_of(tensor)
+    return tuple(tensor.shape), tensor.dtype, tensor.requires_grad, tensor.stride()
 
 
-def _other_key(item: Any, dtype: torch.dtype, describe: Callable[[Any], str]) -> tuple[Any, ...]:
-    if is_shape(item):  # stands for a tensor
-        return _tensor_key(torch.empty(item, dtype=dtype, device="meta"))
-    return type(item), describe(item)
+@contextlib.contextmanager
+def explained(module: nn.Module) -> Iterator[None]:
+    """Whatever goes wrong while planning is ours, with its cause."""
+    try:
+        with torch.autograd.set_detect_anomaly(False):  # there is no data to look at yet
+            yield
+    except TilegradError:
+        raise
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CaptureError(
+            f"this model cannot be planned: {reason}",
+            where=forward_line(module),
+            hint='mode="none" runs it as it is; please report it',
+        ) from error
 
 
 class Calls(Generic[T]):

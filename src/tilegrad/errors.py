@@ -1,15 +1,17 @@
 """Every error tilegrad raises on purpose, and how it reads.
 
     TilegradError
-    ├── InputError        what the caller gave cannot be used      (command line: exit code 2)
+    ├── InputError        what the caller gave cannot be used: a ValueError      (command line: exit code 2)
     │   ├── ModelError    the model file, its factory or its shapes
-    │   ├── CaptureError  torch.export refuses the model
+    │   ├── CaptureError  what the model does cannot be captured
     │   ├── GridError     tiles, axes, modes
     │   └── FormatError   a file that cannot be read
-    ├── BudgetError       nothing fits the memory budget
-    └── InternalError     a rule of ours is broken: please report
+    ├── BudgetError       nothing fits the memory budget: a ValueError
+    ├── RunError          a step that began cannot go on: a RuntimeError
+    └── InternalError     a rule of ours is broken, please report: a RuntimeError
 
-A message says what, then where, then what to try. Errors carry their parts as fields.
+A message says what, then where, then what to try. Errors carry their parts as fields. Python's own kinds are mixed in
+below, so that a handler for RuntimeErrors (out of memory, say) never catches a typo.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ def format_error(what: str, where: str | None, hint: str | None) -> str:
     return "\n".join(lines)
 
 
-class InputError(TilegradError):
+class InputError(TilegradError, ValueError):
     """What the caller gave cannot be used."""
 
 
@@ -41,7 +43,7 @@ class ModelError(InputError):
 
 
 class CaptureError(InputError):
-    """torch.export refuses the model."""
+    """What the model does cannot be captured."""
 
 
 class GridError(InputError):
@@ -52,7 +54,7 @@ class FormatError(InputError):
     """A file or text that cannot be read."""
 
 
-class BudgetError(TilegradError):
+class BudgetError(TilegradError, ValueError):
     """Nothing fits the memory budget."""
 
 
@@ -60,5 +62,5 @@ class RunError(TilegradError, RuntimeError):
     """A step that began cannot go on."""
 
 
-class InternalError(TilegradError):
+class InternalError(TilegradError, RuntimeError):
     """A rule of ours is broken: please report it."""

@@ -71,8 +71,8 @@ class Runner:
         planning = plan_module(self.captured.graph, search, budget, options, device)
         return planning.chosen.schedule, planning
 
-    def __call__(self, tensors: Mapping[str, Tensor], device: torch.device) -> Any:
-        """Run on what `Captured.bind` gave."""
+    def __call__(self, tensors: Mapping[str, Tensor], device: torch.device, flat: Sequence[Any] = ()) -> Any:
+        """Run on what `Captured.bind` gave. `flat`: the tensors among the arguments."""
         check_writable(self.captured, tensors)
         train = torch.is_grad_enabled() and any(t.requires_grad for t in tensors.values())
         seed = int(torch.randint(1 << 62, ()).item()) if self._random else 0
@@ -88,7 +88,7 @@ class Runner:
         else:
             outputs, updates = session.forward()
             apply_updates(session, updates)
-        return self.captured.assemble(outputs)
+        return self.captured.assemble(outputs, flat)
 
     @property
     def _random(self) -> bool:

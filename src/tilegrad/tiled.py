@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch import nn
 
-from .calls import Call, Calls
+from .calls import Call, Calls, explained
 from .errors import InputError
-from .importers import LOCK, device_of, export_module, untouched
+from .importers import LOCK, device_of, export_call, fill, from_shapes, tracing_elsewhere, untouched
 from .options import Options
 from .runner import Runner
 from .runtime import plain_bytes
@@ -126,13 +126,13 @@ class TiledModule(Wrapped):
 
     def plan_for(self, *inputs: Any, **kwargs: Any) -> Plan:
         """Plan for inputs (tensors, or shapes) without running anything."""
-        call = Call.of(self.module, inputs, kwargs)
+        call = Call.of(self.module, *from_shapes(self.module, inputs, kwargs))
         with LOCK:
             self._state.last = self._runner(call)
         return self.plan
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_exporting():
+        if torch.compiler.is_exporting() and not tracing_elsewhere():
             return self.module(*args, **kwargs)
         call = Call.of(self.module, args, kwargs)
         with LOCK:  # a capture puts other tensors into the module for a moment
@@ -140,17 +140,19 @@ class TiledModule(Wrapped):
             tensors = runner.captured.bind(call.flat)
         if runner.schedule.mode == "none":
             return self.module.forward(*args, **kwargs)  # it fits as it is
-        return runner(tensors, device_of(self.module))
+        return runner(tensors, device_of(self.module), call.flat)
 
     def _runner(self, call: Call) -> Runner:
-        found = self._state.calls.find(call)
-        if found is None:
-            captured = export_module(self.module, call.args, call.kwargs)
-            train = torch.is_grad_enabled()
-            plain = partial(_plain_bytes, self.module, call, train)
-            graded = captured.graded(call.flat) if train else []
+        found: Runner | None = self._state.calls.find(call)
+        if found is not None:
+            return found
+        captured = export_call(self.module, call.tree, call.flat, call.names)
+        train = torch.is_grad_enabled()
+        graded = captured.graded(call.flat) if train else []
+        plain = partial(_plain_bytes, self.module, call, train)
+        with explained(self.module):
             found = Runner(captured, self.options, graded, plain, device_of(self.module))
-            self._state.calls.add(call, found, captured)
+        self._state.calls.add(call, found, captured)
         return found
 
 
@@ -171,4 +173,5 @@ class Plan:
 
 def _plain_bytes(module: nn.Module, call: Call, train: bool) -> int:
     with untouched(module):
-        return plain_bytes(module, call.args, call.kwargs, train=train)
+        args, kwargs = fill(call.tree, call.flat)
+        return plain_bytes(module, args, kwargs, train=train)

@@ -8,7 +8,8 @@ Methods that the wrapped class has of its own (`train`, `state_dict` with extra 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import MethodType
 from typing import Any
 
 from torch import nn
@@ -23,6 +24,19 @@ _ITS_OWN = (
 )  # fmt: skip
 
 
+class _first:
+    """A method that is found before an attribute of the same name."""
+
+    def __init__(self, function: Callable[..., Any]):
+        self.function = function
+
+    def __get__(self, owner: Any, kind: type | None = None) -> Any:
+        return self.function if owner is None else MethodType(self.function, owner)
+
+    def __set__(self, owner: Any, value: Any) -> None:
+        setattr(owner.module, self.function.__name__, value)
+
+
 class Wrapped(nn.Module):
     """Base of modules that run another one's computation in their own way."""
 
@@ -31,6 +45,8 @@ class Wrapped(nn.Module):
     _tilegrad_state: Any
 
     def __init__(self, module: nn.Module, state: Any):
+        if not isinstance(module, nn.Module):
+            raise InputError(f"{type(module).__name__} is not an nn.Module", hint="tilegrad.tile(model, …)")
         if isinstance(module, Wrapped):
             raise InputError("this module is tiled already", hint="tilegrad.tile(model.module, …)")
         object.__setattr__(self, "_tilegrad_module", module)
@@ -49,10 +65,10 @@ class Wrapped(nn.Module):
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError  # pragma: no cover - every wrapper has its own
 
-    @property
-    def forward(self) -> Callable[..., Any]:  # type: ignore[override]
-        """Ours, even where someone has put another `forward` into the module's attributes."""
-        return self._run
+    @_first
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs in its own way, even where someone has put another `forward` into the module's attributes."""
+        return self._run(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         """Anything the wrapped module has, such as `model.features`."""
@@ -63,6 +79,32 @@ class Wrapped(nn.Module):
 
     def __delattr__(self, name: str) -> None:
         delattr(self._tilegrad_module, name)
+
+    def __len__(self) -> int:
+        return len(self._any)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._any)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._any[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._any[key] = value
+
+    def __delitem__(self, key: Any) -> None:
+        del self._any[key]
+
+    def __contains__(self, item: Any) -> bool:
+        return item in self._any
+
+    @property
+    def _any(self) -> Any:
+        """The module, where it is a sequence or a dict of modules."""
+        return self._tilegrad_module
+
+    def __bool__(self) -> bool:
+        return True
 
     def __dir__(self) -> list[str]:
         return sorted({*object.__dir__(self), *dir(self._tilegrad_module)})

@@ -14,11 +14,19 @@ from torch import Tensor, nn
 class Residual(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(2, 4, 3, padding=1)
+        self.stem = nn.Conv2d(2, 4, 3, padding=1, bias=False)  # what a norm takes away is nothing but rounding
         self.block = nn.Sequential(
-            nn.Conv2d(4, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU(True), nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
+            nn.Conv2d(4, 8, 3, 2, 1, bias=False),
+            nn.BatchNorm2d(8),
+            nn.ReLU(True),
+            nn.Conv2d(8, 8, 3, padding=1, bias=False),
+            nn.BatchNorm2d(8),
+            nn.BatchNorm2d(8),
+            nn.ReLU(True),
+            nn.Conv2d(8, 8, 3, padding=1, bias=False),
+            nn.BatchNorm2d(8),
         )
-        self.down = nn.Sequential(nn.Conv2d(4, 8, 1, 2), nn.BatchNorm2d(8))
+        self.down = nn.Sequential(nn.Conv2d(4, 8, 1, 2, bias=False), nn.BatchNorm2d(8))
         self.fc = nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -40,7 +48,9 @@ class Unet(nn.Module):
 
     @staticmethod
     def block(before: int, after: int) -> nn.Module:
-        return nn.Sequential(nn.Conv2d(before, after, 3, padding=1), nn.InstanceNorm2d(after), nn.LeakyReLU(0.1))
+        return nn.Sequential(
+            nn.Conv2d(before, after, 3, padding=1, bias=False), nn.InstanceNorm2d(after), nn.LeakyReLU(0.1)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         skips = []

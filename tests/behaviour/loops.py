@@ -318,13 +318,13 @@ def _watched() -> Iterator[_Calls]:
 
 
 def _assert_clear(error: TilegradError, module: nn.Module, match: str) -> None:
-    """What, where and what to do instead; and where is a line of the user's, or the name of a part of his model."""
+    """What, where and what to do instead; where is a line of the user's, a part of his model, or an argument."""
     assert re.search(match, str(error)), f"/{match}/ is not in: {error}"
     assert error.where, f"a refusal that does not say where: {error}"
     assert error.hint, f"a refusal that does not say what to do: {error}"
     line = re.search(r"\b(test_\w+|loops|loop_networks)\.py:\d+", error.where)
-    named = any(name and name in error.where for name, _ in module.named_modules())
-    assert line or named, f"'{error.where}' is neither a line of the user's nor a part of his model: {error}"
+    named = any(name and name in error.where for name, _ in module.named_modules()) or "argument" in error.where
+    assert line or named, f"'{error.where}' is no line of the user's, no part of his model and no argument: {error}"
 
 
 def _assert_unharmed(calls: _Calls, module: nn.Module, loop: Loop, wanted: Any, tolerance: float) -> None:

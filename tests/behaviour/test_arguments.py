@@ -279,7 +279,14 @@ class Known:
     weight: int
 
 
-pytree.register_pytree_node(Known, lambda k: ([k.image], k.weight), lambda leaves, weight: Known(leaves[0], weight))
+@dataclass
+class Exotic:
+    image: Tensor
+    weight: int
+
+
+torch.export.register_dataclass(Known)
+pytree.register_pytree_node(Exotic, lambda k: ([k.image], k.weight), lambda leaves, weight: Exotic(leaves[0], weight))
 
 
 class OfSample(Net):
@@ -291,7 +298,7 @@ def test_a_dataclass_that_torch_knows() -> None:
     compare(OfSample, lambda m: [backward(m(Known(x(k), weight))) for k, weight in enumerate((2, 3, 2))])
 
 
-@pytest.mark.parametrize("make", [Sample, lambda image, weight: SimpleNamespace(image=image, weight=weight)])
+@pytest.mark.parametrize("make", [Exotic, Sample, lambda image, weight: SimpleNamespace(image=image, weight=weight)])
 def test_an_object_that_torch_does_not_know(make: Callable[..., Any]) -> None:
     exact_or_refused(OfSample, lambda m: [backward(m(make(x(k), weight))) for k, weight in enumerate((2, 3, 2))])
 

@@ -85,7 +85,7 @@ def test_extra_state_is_saved_and_loaded() -> None:
 
 def test_a_checkpoint_and_going_on() -> None:
     def loop(model: nn.Module) -> Any:
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
         for seed in range(2):
             step(model, optimizer, seed)
         saved = stored({"model": model.state_dict(), "optimizer": optimizer.state_dict()})

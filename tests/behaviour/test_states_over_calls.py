@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from loops import Net, backward, compare, exact_or_refused, image, once
+from loops import CLOSE, Net, backward, compare, exact_or_refused, image, once
 from torch import Tensor, nn
 
 
@@ -74,7 +74,6 @@ BUFFER_WRITES: dict[str, Callable[[nn.Module, Tensor], None]] = {
     "assigned": lambda m, y: setattr(m, "running", 0.5 * m.running + y),
     "in place": lambda m, y: m.running.mul_(0.5).add_(y),
     "copied": lambda m, y: m.running.copy_(0.5 * m.running + y),
-    "data": lambda m, y: setattr(m.running, "data", 0.5 * m.running.data + y),
     "data in place": lambda m, y: m.running.data.mul_(0.5).add_(y),
     "lerp": lambda m, y: m.running.lerp_(y, 0.5),
     "slice": lambda m, y: m.running[:2].__iadd__(y[:2]),
@@ -164,7 +163,7 @@ def test_a_teacher_that_follows_in_forward() -> None:
             return (self.student(x) - target).square().sum()
 
     def loop(model: nn.Module) -> Any:
-        optimizer = torch.optim.SGD(model.student.parameters(), lr=2.0**-24)
+        optimizer = torch.optim.SGD(model.student.parameters(), lr=1e-6)
         found = []
         for seed in range(2):
             optimizer.zero_grad()
@@ -172,7 +171,7 @@ def test_a_teacher_that_follows_in_forward() -> None:
             optimizer.step()
         return found
 
-    compare(Model, loop)
+    compare(Model, loop, tolerance=CLOSE)
 
 
 @dataclass

@@ -169,7 +169,7 @@ def test_ways_to_zero_gradients(zero: Callable[[nn.Module, torch.optim.Optimizer
             optimizer.step()
         return model(image())
 
-    compare(Net, loop)
+    compare(Net, loop, tolerance=CLOSE)
 
 
 def test_accumulation() -> None:
@@ -261,7 +261,7 @@ def test_manual_updates() -> None:
                 p.data -= 2.0**-10 * p.grad.data
         return model(image())
 
-    compare(Net, loop)
+    compare(Net, loop, tolerance=CLOSE)
 
 
 def test_gradients_changed_by_hand() -> None:
@@ -273,4 +273,4 @@ def test_gradients_changed_by_hand() -> None:
         optimizer.step()
         return backward(model(image(seed=1)))
 
-    compare(Net, loop)
+    compare(Net, loop, tolerance=CLOSE)

@@ -209,13 +209,20 @@ def test_weights_written_through_data(write: Callable[[Any], Any]) -> None:
     compare(Model, twice)
 
 
-def test_weights_whose_data_is_replaced() -> None:
+@pytest.mark.parametrize("what", ["weight", "buffer", "tensor"])
+def test_data_that_is_replaced(what: str) -> None:
     class Model(Net):
-        def forward(self, x: Tensor) -> Tensor:
-            self.first.weight.data = self.first.weight.data.clamp(-1, 1) * 2
-            return super().forward(x)
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("shift", torch.ones(4, 1, 1))
+            self.fixed = torch.ones(4, 1, 1, dtype=torch.float64)
 
-    compare(Model, twice)
+        def forward(self, x: Tensor) -> Tensor:
+            found = {"weight": self.first.weight, "buffer": self.shift, "tensor": self.fixed}[what]
+            found.data = found.data.clamp(-1, 1) * 2
+            return self.last(self.first(x) + self.shift + self.fixed)
+
+    exact_or_refused(Model, twice)
 
 
 def test_weights_written_only_in_training() -> None:

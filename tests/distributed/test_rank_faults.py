@@ -20,6 +20,7 @@ FAULTS = [
     Fault(mesh_of(h=2, w=2), 2, "raise"),
     Fault(mesh_of(batch=2, h=2), 1, "raise", "backward"),
     Fault(mesh_of(h=3, ranks=(2, 0, 1)), 2, "kill"),  # the first of the mesh is not rank 0
+    Fault(mesh_of(h=3), 0, "raise"),  # the judge takes leave; rank 2 has no halo of it
 ]
 
 

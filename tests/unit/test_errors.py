@@ -6,6 +6,7 @@ import pickle
 import re
 
 import pytest
+import torch
 
 import tilegrad.errors as errors
 from tilegrad.errors import InputError, TilegradError
@@ -46,11 +47,11 @@ def test_the_tree_is_as_drawn() -> None:
         parents[len(indent)] = name
         above = [depth for depth in parents if depth < len(indent)]
         tree[name] = parents[max(above)] if above else None
-    assert tree == {c.__name__: c.__base__.__name__ if c is not TilegradError else None for c in CLASSES}
+    assert tree == {c.__name__: c.__bases__[0].__name__ if c is not TilegradError else None for c in CLASSES}
 
 
 def test_bad_input_is_one_kind() -> None:
-    """The command line ends with code 2 for these, and only these."""
+    """What a caller may catch as one: the budget is not among them, since there the input is good."""
     assert {c.__name__ for c in CLASSES if issubclass(c, InputError)} == {
         "InputError",
         "ModelError",
@@ -58,6 +59,22 @@ def test_bad_input_is_one_kind() -> None:
         "GridError",
         "FormatError",
     }
+
+
+def test_python_knows_them_too() -> None:
+    """As drawn: what was asked for is a ValueError, what happens on the way a RuntimeError, and none is both."""
+    drawn = dict(re.findall(r"^    .*?(\w+Error)\b.*: a (\w+Error)\b", errors.__doc__ or "", re.MULTILINE))
+    assert set(drawn.values()) == {"ValueError", "RuntimeError"}
+    for cls in CLASSES:
+        marks = {drawn[base.__name__] for base in cls.__mro__ if base.__name__ in drawn}
+        builtin = {kind.__name__ for kind in (ValueError, RuntimeError) if issubclass(cls, kind)}
+        assert builtin == marks, cls
+        assert len(builtin) == (0 if cls is TilegradError else 1), cls
+
+
+@pytest.mark.parametrize("cls", [c for c in CLASSES if issubclass(c, ValueError)])
+def test_a_handler_for_memory_does_not_catch_what_was_asked_for(cls: type[TilegradError]) -> None:
+    assert not issubclass(cls, (RuntimeError, MemoryError, OSError, torch.OutOfMemoryError))
 
 
 def test_every_class_says_what_it_is_for() -> None:

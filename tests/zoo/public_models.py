@@ -20,7 +20,7 @@ from torch import nn
 Shape = tuple[int, ...]
 IMAGE: Shape = (2, 3, 90, 118)  # that tiles of 32 do not divide
 EVEN: Shape = (2, 3, 96, 128)  # for decoders that want to halve it five times
-SQUARE: Shape = (1, 3, 224, 224)  # for position embeddings that are made for it
+SQUARE: Shape = (2, 3, 224, 224)  # for position embeddings that are made for it
 
 _OPERATORS = torch.library.Library("torchvision", "FRAGMENT")
 
@@ -49,6 +49,7 @@ class Model:
     make: Callable[[], nn.Module]
     shape: Shape
     tile: int = 32
+    tolerance: float = 1e-9
 
 
 def _torchvision(name: str, shape: Shape = IMAGE, **options: Any) -> tuple[str, Model]:
@@ -62,12 +63,12 @@ def _vision_transformer() -> nn.Module:
     return import_torchvision().models.VisionTransformer(64, 16, 2, 3, 48, 96, dropout=0.1)
 
 
-def _timm(name: str, shape: Shape = IMAGE, **options: Any) -> tuple[str, Model]:
+def _timm(name: str, shape: Shape = IMAGE, tolerance: float = 1e-9, **options: Any) -> tuple[str, Model]:
     def make() -> nn.Module:
         import_torchvision()  # which timm imports
         return importlib.import_module("timm").create_model(name, pretrained=False, **options)
 
-    return f"timm {name}", Model("timm", make, shape)
+    return f"timm {name}", Model("timm", make, shape, tolerance=tolerance)
 
 
 def _segmentation(name: str, encoder: str, shape: Shape = EVEN, **options: Any) -> tuple[str, Model]:
@@ -106,7 +107,7 @@ MODELS: dict[str, Model] = dict(
         _tiny("test_byobnet"),
         _tiny("test_convnext2"),
         _tiny("test_efficientnet"),
-        _tiny("test_efficientnet_evos"),  # norms over the instance, with their own variance
+        _tiny("test_efficientnet_evos", tolerance=1e-5),  # takes its deviations in float32
         _tiny("test_mambaout"),
         _tiny("test_nfnet"),
         _tiny("test_vit"),
@@ -121,7 +122,9 @@ MODELS: dict[str, Model] = dict(
         _timm("hrnet_w18_small", EVEN),  # four resolutions side by side
         _timm("nf_regnet_b0"),
         _timm("mobilevitv2_050"),
-        _timm("xcit_nano_12_p16_224", SQUARE),  # attention between channels
+        # Attention between channels. Not with one sample: torch's own batch norm then gets its gradient wrong on CPUs
+        # (2.13), as it comes through `flatten(2).transpose(1, 2)` in other strides.
+        _timm("xcit_nano_12_p16_224", SQUARE),
         _segmentation("Unet", "resnet18", decoder_attention_type="scse"),
         _segmentation("UnetPlusPlus", "timm-mobilenetv3_small_100"),
         _segmentation("MAnet", "mobilenet_v2", decoder_channels=(64, 32, 16, 16, 8)),

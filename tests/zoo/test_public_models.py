@@ -37,7 +37,7 @@ def made(model: Model) -> nn.Module:
 @every_model
 def test_tiles_give_plains_step(model: Model) -> None:
     net, x = without_drops(made(model)), picture(model.shape)
-    assert_plains(net, x, plain_step(net, x), tile=model.tile, mode="stream")
+    assert_plains(net, x, plain_step(net, x), model.tolerance, tile=model.tile, mode="stream")
 
 
 @every_model

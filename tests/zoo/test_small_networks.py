@@ -44,7 +44,7 @@ def test_half_of_plains_memory_gives_plains_step(name: str) -> None:
     try:
         assert_plains(net, x, wanted, budget=plain_bytes(net, x) // 2)
     except BudgetError as error:
-        pytest.skip(f"nothing fits: {str(error).splitlines()[0]}")
+        pytest.skip(f"{name}: {str(error).splitlines()[0]}")
 
 
 @every_network

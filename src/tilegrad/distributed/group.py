@@ -44,20 +44,27 @@ class Group:
         self.coords: Coords = mesh.coords_of(rank)
         self.timeout = timedelta(seconds=timeout_s)
         self.traffic = Traffic()
-        self._groups: dict[frozenset[str], tuple[Any, list[int]]] = {}
-        self._all, _ = self.among(frozenset(mesh.axes))
+        everyone = frozenset(mesh.axes)
+        self._all = self._new_group(self._ranks(everyone))
+        self._groups: dict[frozenset[str], tuple[Any, list[int]]] = {everyone: (self._all, self._ranks(everyone))}
         self.watch = Watch(mesh.ranks, rank, self._tell, timeout_s)
 
     def among(self, axes: frozenset[str]) -> tuple[Any, list[int]]:
         """The process group of the ranks that differ from this one along `axes` only, and those ranks. All ranks of the
         mesh ask for it at the same time."""
         if axes not in self._groups:
-            ranks = [self.mesh.rank(c) for c in self.mesh.alike(self.coords, axes)]
-            made = (
-                dist.new_group(ranks, timeout=self.timeout, use_local_synchronization=True) if len(ranks) > 1 else None
-            )
-            self._groups[axes] = (made, ranks)
+            ranks = self._ranks(axes)
+            with self.watch.during("making a group", ranks):
+                self._groups[axes] = (self._new_group(ranks), ranks)
         return self._groups[axes]
+
+    def _ranks(self, axes: frozenset[str]) -> list[int]:
+        return [self.mesh.rank(c) for c in self.mesh.alike(self.coords, axes)]
+
+    def _new_group(self, ranks: list[int]) -> Any:
+        if len(ranks) == 1:
+            return None
+        return dist.new_group(ranks, timeout=self.timeout, use_local_synchronization=True)
 
     # -- boxes ---------------------------------------------------------------------------------------------------------
 
@@ -97,11 +104,11 @@ class Group:
         if group is None or not tensor.numel():
             return Pending(lambda: None)
         self.traffic.summed_bytes += tensor.numel() * tensor.element_size()
-        with self.watch.during(what, ranks):
+        with self.watch.during(what, ranks) as call:
             work = dist.all_reduce(tensor, group=group, async_op=True)
 
         def finish() -> None:
-            with self.watch.during(what, ranks):
+            with self.watch.during(what, ranks, call):
                 work.wait()
 
         return Pending(finish)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import multiprocessing.util
+import sys
 from typing import Any
 
 import torch
@@ -31,6 +33,8 @@ def group_of(mesh: DeviceMesh, timeout_s: float | None = None) -> Group:
     timeout_s: how long a rank waits for another before it stops with an error.
     """
     if mesh not in _groups:
+        if not _groups:  # processes of multiprocessing end without a call of what atexit knows
+            multiprocessing.util.Finalize(None, close, exitpriority=0)
         _groups[mesh] = Group(mesh_of(mesh), rank_in(mesh), device_of(mesh), timeout_s or TIMEOUT_S)
     found = _groups[mesh]
     if timeout_s is not None and found.timeout.total_seconds() != timeout_s:
@@ -52,10 +56,11 @@ def device_of(mesh: DeviceMesh) -> torch.device:
 
 
 def close(mesh: DeviceMesh | None = None) -> None:
-    """Stop watching the ranks of a mesh, or of all: to be called before the process groups are destroyed."""
+    """Take leave of the ranks of a mesh, or of all: to be called before the process groups are destroyed."""
+    error = sys.exc_info()[1] or getattr(sys, "last_value", None)  # on its way up, or what ended the program
     for each in [mesh] if mesh is not None else list(_groups):
         if each in _groups:
-            _groups.pop(each).watch.close()
+            _groups.pop(each).watch.close(error)
 
 
 atexit.register(close)

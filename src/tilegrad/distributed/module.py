@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -17,7 +16,7 @@ from .. import errors
 from ..bounds import lower_graph
 from ..calls import Call, Calls
 from ..errors import CaptureError, InputError, TilegradError
-from ..importers import HIDDEN, Captured, Snapshot, export_module
+from ..importers import HIDDEN, Captured, Snapshot, export_call
 from ..ir import Kind, format_graph
 from ..ops import find
 from ..region import Box
@@ -105,7 +104,7 @@ class DistributedModule(Wrapped):
 
     def _runner(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[RankRunner, Call]:
         state: _State = self._state
-        call = Call.of(self.module, args, kwargs, lambda item: _describe(item) + _wants(_tensor(item)))
+        call = Call.of(self.module, args, kwargs, {Part: lambda item: _describe(item) + _wants(_tensor(item))})
         _check_same(state.group, self.module, call.flat)
         found = state.calls.find(call)
         if not state.group.alike("the plan", str(found is None)):
@@ -119,7 +118,6 @@ class DistributedModule(Wrapped):
     def _make(self, state: _State, call: Call) -> tuple[RankRunner, dict[str, Any]]:
         flat = call.flat
         mesh = _one_mesh(flat, state.group.mesh)
-        wide, wider = pytree.tree_map(_whole, (call.args, call.kwargs))
         module = self.module
         if state.skeleton is None and any(p.is_meta for p in module.parameters()):
             state.skeleton = without_data(module)  # torch captures a module that lies on one device
@@ -127,7 +125,7 @@ class DistributedModule(Wrapped):
             module = state.skeleton.train(self.module.training)
             for ours, theirs in zip(module.modules(), self.module.modules(), strict=True):
                 ours.training = theirs.training
-        captured = export_module(module, wide, wider)
+        captured = export_call(module, call.tree, [_whole(item) for item in flat], call.names)
         _check_captured(captured, module is not self.module)
         graded = torch.is_grad_enabled()
         runner = RankRunner(captured, mesh, state, self.module, flat, graded)
@@ -162,8 +160,6 @@ class RankRunner:
 
     def _check_inputs(self, flat: Sequence[Any]) -> None:
         for name, item in zip(self.captured.user_inputs, flat, strict=True):
-            if name is None:
-                continue
             if not isinstance(item, Part) and isinstance(item, Tensor) and self.mesh_plan.placement.cut[str(name)]:
                 what = f"input '{name}' lies on the mesh, but is a whole tensor"
                 raise InputError(what, hint="tilegrad.distributed.part(x, mesh)")
@@ -186,7 +182,7 @@ class RankRunner:
         else:
             outputs, updates = session.forward()
             apply_updates(session, updates)
-        return self._assemble(outputs)
+        return self._assemble(outputs, flat)
 
     def _seed(self) -> int:
         """One seed for all ranks: what is drawn depends on the place, and so on no cut."""
@@ -198,9 +194,9 @@ class RankRunner:
         local = [item.local if isinstance(item, Part) else item for item in flat]
         return self.captured.bind(local, module if self.apart else None)
 
-    def _assemble(self, outputs: Sequence[Tensor]) -> Any:
+    def _assemble(self, outputs: Sequence[Tensor], flat: Sequence[Any]) -> Any:
         names = self.mesh_plan.graph.outputs
-        return self.captured.assemble([self._part(n, tensor) for n, tensor in zip(names, outputs, strict=True)])
+        return self.captured.assemble([self._part(n, tensor) for n, tensor in zip(names, outputs, strict=True)], flat)
 
     def _part(self, name: str, tensor: Tensor) -> Any:
         plan = self.mesh_plan

@@ -1,165 +1,259 @@
 """Which rank is missing when the others wait in vain.
 
-The ranks of a mesh share a small store of ours, and each has a thread that looks into it now and then. When a call
-fails, or takes longer than the timeout, a rank raises the alarm there. The threads of the others answer, also while
-their rank is stuck in a call: how many calls it has begun, and whether it is in one. Who does not answer is dead; who
-answers but is in no call hangs elsewhere. The verdict goes into the store, so that all ranks stop with the same error,
-which names the rank. The store lives in the first rank of the mesh, which stays until the others have read it; if it is
-gone before there is a verdict, that is the rank.
+Every rank of a mesh has a line to a judge, who sits in the first of them, and a thread that listens. While all goes
+well nothing is said. A rank whose call fails, or takes longer than the timeout, says so and waits for the verdict. The
+threads answer for their ranks, also while these are stuck in a call: whether they are in one, in which, and for how
+long. From that, and from connections that end, the judge finds who is missing (see `verdict`: proof, or nobody is
+named), and all ranks stop with the same error.
+
+A rank takes leave when it closes its meshes or its program ends, so that an end without leave is a rank that was
+killed. What was said before an end is read before the end is seen: no rank waits for slow ones to have read the
+verdict. If the first rank itself is gone, and with it the judge, all others see that by themselves. If the judge went
+in order, or in the middle of an inquiry, or does not answer, the error says so and names nobody.
+
+Limits: ranks that wait outside these calls (a barrier of the caller's own, kernels of NCCL that are still running) look
+as if they did something else.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
+import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from ..errors import RunError
+from .judge import Judge
+from .verdict import GONE, GRACE_S, HANGS, UNKNOWN, Verdict
+from .wire import LOST, Line
 
-from ..errors import TilegradError
-
-GRACE_S = 5.0  # for the others to answer
-POLL_S = 0.2  # how often threads look
-_homes: list[TCPStore] = []  # stores that live here, until the process ends: others may still look into them
-SILENT_S = 3.0  # after which a thread that no longer answers is gone
+SILENT_S = 8.0  # after which a judge who says nothing at all is not waited for
 
 
-class RankError(TilegradError):
-    """Another rank has died, hangs, or has gone its own way. `ranks`: which."""
+class RankError(RunError):
+    """Another rank has died, hangs, or has gone its own way. `ranks`: which; none where that is not known."""
 
-    def __init__(self, what: str, ranks: Sequence[int], *, where: str | None = None, hint: str | None = None):
+    def __init__(self, what: str, ranks: Sequence[int] = (), *, where: str | None = None, hint: str | None = None):
         super().__init__(what, where=where, hint=hint)
         self.ranks = tuple(ranks)
 
 
+@dataclass(frozen=True)
+class Call:
+    """A call that other ranks take part in: for each of them, which of the calls with it this is."""
+
+    what: str
+    numbers: Mapping[int, int]
+    begin: float
+
+
 class Watch:
-    """One rank's eye on the others."""
+    """One rank's eye on the others. `tell` gives what every rank says, in order; all ranks make theirs together."""
 
     def __init__(self, ranks: Sequence[int], rank: int, tell: Callable[[bytes], list[bytes]], timeout_s: float):
         self.ranks, self.rank, self.timeout_s = tuple(ranks), rank, timeout_s
-        self.count, self.inside = 0, False  # calls begun, and whether in one
-        self.verdict: str | None = None
-        self._stop = threading.Event()
+        self.counts: dict[int, int] = {}  # calls begun with each rank
+        self.call: Call | None = None  # the one it is in
+        self.since = time.monotonic()  # or the end of the last
+        self.verdict: Verdict | None = None
+        self._left: Mapping[str, Any] | None = None  # what the judge said when he took leave
+        self._asked, self._heard = False, time.monotonic()
+        self._complete = False  # all ranks have their lines
+        self._met, self._news = threading.Event(), threading.Event()  # that; a verdict, or the end of the line
         if len(self.ranks) > 1:
-            host, port = self._found(tell)
-            self._store, own = self._connect(host, port), self._connect(host, port)
-            self._thread = threading.Thread(target=self._look, args=(own,), name="tilegrad watch", daemon=True)
-            self._thread.start()
+            self._judge = Judge(self.ranks, timeout_s) if rank == self.ranks[0] else None
+            self._meet(tell)
 
-    def close(self) -> None:
-        """Stop looking."""
-        self._stop.set()
-        if len(self.ranks) > 1:
-            self._thread.join()
+    def close(self, error: BaseException | None = None) -> None:
+        """Take leave. `error`: because of one, so that the others need not look further; a `RankError`, perhaps of
+        another mesh, says that it is not the fault of this rank."""
+        if len(self.ranks) == 1:
+            return
+        stopped = error.what if isinstance(error, RankError) else None
+        own = error is not None and stopped is None
+        self._line.send({"kind": "leave", "error": own, "stopped": stopped, **self._state()})
+        self._line.finish()
+        if self._judge is not None:
+            self._judge.close()
+        self._thread.join(GRACE_S)  # until the judge has closed his end, so that nothing said is lost
+        if self in _watches:
+            _watches.remove(self)
 
-    def _found(self, tell: Callable[[bytes], list[bytes]]) -> tuple[str, int]:
-        """The first rank makes the store and tells the others where it is."""
-        if self.rank == self.ranks[0]:
-            host = os.environ.get("MASTER_ADDR", "") or socket.gethostname()
-            home = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-            _homes.append(home)
-            tell(f"{host}:{home.port}".encode())
-            return host, home.port
-        host, _, port = tell(b"")[0].decode().rpartition(":")
-        return host, int(port)
+    # -- the first call ------------------------------------------------------------------------------------------------
 
-    def _connect(self, host: str, port: int) -> TCPStore:
-        patient = timedelta(seconds=max(GRACE_S, self.timeout_s))  # a busy machine may take its time to begin
-        store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=patient)
-        store.set_timeout(timedelta(seconds=GRACE_S))
-        return store
+    def _meet(self, tell: Callable[[bytes], list[bytes]]) -> None:
+        """The first rank has the judge and tells the others where he sits. Nobody goes on before all have their lines:
+        from then on every end is seen."""
+        if self._judge is not None:
+            self._line, first = self._judge.own, list[dict[str, Any]]()
+            self._tell_address(self._judge, tell)
+        else:
+            self._line, first = self._dial(json.loads(tell(b"")[0]))
+        self._thread = threading.Thread(target=self._listen, args=(first,), name="tilegrad watch", daemon=True)
+        self._thread.start()
+        _watches.append(self)
+        try:
+            with self.during("the first call", self.ranks):
+                self._met.wait(self._patience)
+                if not self._complete:
+                    raise RuntimeError("the ranks have not all come")
+        except BaseException as error:
+            self.close(error)
+            raise
+
+    @staticmethod
+    def _tell_address(judge: Judge, tell: Callable[[bytes], list[bytes]]) -> None:
+        try:
+            tell(json.dumps(judge.address).encode())
+        except BaseException:
+            judge.own.close()
+            judge.close()
+            raise
+
+    @property
+    def _patience(self) -> float:
+        return max(GRACE_S, self.timeout_s)  # a busy machine may take its time to begin
+
+    def _dial(self, address: Mapping[str, Any]) -> tuple[Line, list[dict[str, Any]]]:
+        """A line to the judge, and what he has said already. Some of his names may be of use elsewhere only."""
+        hosts, port = address["hosts"], int(address["port"])
+        end, reason = time.monotonic() + self._patience, ""
+        while (left := end - time.monotonic()) > 0:
+            for host in hosts:
+                try:
+                    line = Line(socket.create_connection((host, port), timeout=min(left, GRACE_S)))
+                except OSError as error:
+                    reason = str(error)
+                    continue
+                line.socket.settimeout(left)  # to hang up on a judge who is only slow would look like an end
+                line.send({"rank": self.rank, "token": address["token"]})
+                hello, *more = line.read() or [{}]
+                if hello.get("kind") == "hello":
+                    line.socket.settimeout(None)
+                    return line, more
+                line.close()  # somebody else's port
+            time.sleep(0.1)
+        raise RankError(
+            f"rank {self.rank} cannot reach rank {self.ranks[0]}, where it would hear of lost ranks: {reason}",
+            where=f"{', '.join(hosts)}, port {port}",
+            hint="MASTER_ADDR= a name of that host that all others know",
+        )
+
+    # -- calls ---------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def during(self, what: str, peers: Sequence[int]) -> Iterator[None]:
-        """A call that other ranks take part in. `what` is what errors call it."""
+    def during(self, what: str, peers: Sequence[int], begun: Call | None = None) -> Iterator[Call | None]:
+        """A call that other ranks take part in. `what` is what errors call it; `begun`: the same call goes on."""
         if len(self.ranks) == 1:
-            yield
+            yield None
             return
-        self.count += 1
-        self.inside, begin = True, time.monotonic()
+        if self.verdict is not None:  # some have stopped already
+            raise self._error(self.verdict, what, 0.0, "the others had stopped before")
+        call = self._begin(what, peers, begun)
         try:
-            yield
+            yield call
         except RuntimeError as error:  # a connection that was closed, or a timeout
-            raise self._blame(what, peers, time.monotonic() - begin, error) from error
-        self.inside = False
+            raise self._blame(call, error) from error
+        finally:
+            self.since, self.call = time.monotonic(), None
+
+    def _begin(self, what: str, peers: Sequence[int], begun: Call | None) -> Call:
+        now = time.monotonic()
+        if begun is None:
+            for peer in peers:
+                self.counts[peer] = self.counts.get(peer, 0) + 1
+            numbers = {peer: self.counts[peer] for peer in peers if peer != self.rank}
+        else:
+            numbers = dict(begun.numbers)
+        self.call = Call(what, numbers, now)
+        return self.call
+
+    def _state(self) -> dict[str, Any]:
+        """Whether this rank is in a call, and for how long. A call of another mesh is a call, but nobody here is waited
+        for in it."""
+        now, call = time.monotonic(), self.call
+        elsewhere = any(other.call is not None for other in list(_watches) if other.rank == self.rank)
+        waits = call.numbers if call is not None else {} if elsewhere else None
+        seconds = now - (call.begin if call is not None else self.since)
+        return {"counts": dict(self.counts), "waits": waits, "seconds": seconds}
 
     # -- the verdict ---------------------------------------------------------------------------------------------------
 
-    def _blame(self, what: str, peers: Sequence[int], waited: float, error: Exception) -> RankError:
-        late = waited >= 0.9 * self.timeout_s
-        verdict = self.verdict or self._judge(late)
+    def _listen(self, first: Sequence[Mapping[str, Any]]) -> None:
+        """The thread: answer the judge, and keep what he says."""
+        self._hear(first)
+        while not self._line.ended:
+            self._hear(self._line.read())
+        self._news.set()
+        self._met.set()
+        self._line.close()
+
+    def _hear(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        for message in messages:
+            self._heard = time.monotonic()
+            match message["kind"]:
+                case "complete":
+                    self._complete = True
+                    self._met.set()
+                case "ask":
+                    self._asked = True
+                    self._line.send({"kind": "state", **self._state()})
+                case "verdict":
+                    self.verdict = Verdict.of(message)
+                    self._news.set()
+                    self._met.set()
+                case "left":
+                    self._left = message
+
+    def _blame(self, call: Call, error: Exception) -> RankError:
+        waited = time.monotonic() - call.begin
         said = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        if not verdict:
-            others = [p for p in peers if p != self.rank]
-            return RankError(f"rank {self.rank} cannot talk to rank {_join(others)}: {said}", others, where=what)
-        how, _, names = verdict.partition(":")
-        missing = [int(name) for name in names.split(",")]
+        if not self._news.is_set():
+            late = waited >= 0.9 * self.timeout_s
+            self._line.send({"kind": "failed", "said": said, "late": late, **self._state()})
+        return self._error(self._await(call), call.what, waited, said)
+
+    def _await(self, call: Call) -> Verdict:
+        """The verdict; where there will be none, what this rank knows by itself."""
+        begin = time.monotonic()
+        while not self._news.wait(0.1):
+            if time.monotonic() - max(begin, self._heard) > SILENT_S:
+                return Verdict(UNKNOWN, (), f"rank {self.ranks[0]}, which would know, does not answer")
+        return self.verdict or self._alone(call)
+
+    def _alone(self, call: Call) -> Verdict:
+        """The line to the judge has ended without a verdict."""
+        first = self.ranks[0]
+        if self._left is not None:
+            if self._left["gone"]:
+                return Verdict(GONE, tuple(self._left["gone"]))
+            if self._left["stopped"]:
+                return Verdict(UNKNOWN, (), f"rank {first} had stopped before: {self._left['stopped']}")
+            if self._left["counts"].get(str(self.rank), 0) < call.numbers.get(first, 0):
+                return Verdict(GONE, (first,))  # it had made all of its calls, and this is not one of them
+            return Verdict(UNKNOWN, (), f"rank {first}, which would know, had ended before")
+        if self._asked:
+            return Verdict(UNKNOWN, (), f"rank {first} ended while it looked for the reason")
+        if self._line.ended == LOST:
+            return Verdict(UNKNOWN, (), f"rank {first}, which would know, cannot be reached")
+        return Verdict(GONE, (first,))
+
+    def _error(self, verdict: Verdict, what: str, waited: float, said: str) -> RankError:
         where = f"{what}, noticed by rank {self.rank} after {waited:.1f} s ({said})"
-        hint = "look at the output of that rank" + ("; a longer timeout=, if it is only slow" if how == "hangs" else "")
-        return RankError(f"rank {_join(missing)} {how}, and the others stop", missing, where=where, hint=hint)
-
-    def _judge(self, late: bool) -> str:
-        """Raise the alarm, hear the others, and agree on one verdict."""
-        try:
-            self._store.set("alarm", "1")
-            others = [rank for rank in self.ranks if rank != self.rank]
-            states = self._hear(others, late)
-            dead = [rank for rank in others if rank not in states]
-            idle = [rank for rank, inside in states.items() if not inside]
-            mine = f"is gone:{_names(dead)}" if dead else f"hangs:{_names(idle)}" if idle else "none:"
-            verdict = self._store.compare_set("verdict", "", mine).decode()
-            self.verdict = "" if verdict.startswith("none") else verdict
-            self._store.set(f"read/{self.rank}", "1")
-            self._linger([rank for rank in others if rank in states])
-        except (RuntimeError, OSError):  # the store is gone, and with it the first rank
-            self.verdict = self.verdict or f"is gone:{self.ranks[0]}"
-        return self.verdict or ""
-
-    def _hear(self, others: Sequence[int], late: bool) -> dict[int, bool]:
-        """Whether each rank that goes on answering is in a call. A rank that raises answers until it is gone: unless
-        this one has waited long already, it listens for a while."""
-        begin = now = time.monotonic()
-        states, heard = dict[int, str](), dict.fromkeys(others, begin)
-        while now < begin + GRACE_S and not self._store.check(["verdict"]):
-            for rank in others:
-                if self._store.check([f"state/{rank}"]):
-                    state = self._store.get(f"state/{rank}").decode()
-                    if state != states.get(rank):
-                        states[rank], heard[rank] = state, now
-            if (late and len(states) == len(others)) or min(heard.values()) < now - SILENT_S:
-                break
-            time.sleep(POLL_S / 4)
-            now = time.monotonic()
-        return {r: s.startswith("inside") for r, s in states.items() if heard[r] >= now - SILENT_S}
-
-    def _linger(self, alive: Sequence[int]) -> None:
-        """Stay until the others have read the verdict: when a rank goes, so do its connections."""
-        end = time.monotonic() + GRACE_S
-        while time.monotonic() < end and not self._store.check([f"read/{rank}" for rank in alive]):
-            time.sleep(POLL_S / 4)
-
-    def _look(self, store: TCPStore) -> None:
-        """The thread: answer an alarm, and keep the verdict."""
-        with contextlib.suppress(RuntimeError, OSError):  # the store is gone: the calls themselves will tell
-            tick = 0
-            while not self._stop.wait(POLL_S):
-                tick += 1
-                if store.check(["alarm"]):
-                    store.set(f"state/{self.rank}", f"{'inside' if self.inside else 'outside'} {tick}")
-                if store.check(["verdict"]):
-                    found = store.get("verdict").decode()
-                    self.verdict = "" if found.startswith("none") else found
-                    store.set(f"read/{self.rank}", "1")
-                    return
+        if verdict.how == UNKNOWN:
+            what = f"ranks cannot go on, and which one is missing is not known: {verdict.why}"
+            return RankError(
+                what, where=where, hint="look at the output of all ranks; a longer timeout=, if they are slow"
+            )
+        hint = "look at the output of that rank" + (
+            "; a longer timeout=, if it is only slow" if verdict.how == HANGS else ""
+        )
+        who = " and ".join(map(str, verdict.ranks))
+        return RankError(f"rank {who} {verdict.how}, and the others stop", verdict.ranks, where=where, hint=hint)
 
 
-def _names(ranks: Sequence[int]) -> str:
-    return ",".join(map(str, ranks))
-
-
-def _join(ranks: Sequence[int]) -> str:
-    return " and ".join(map(str, ranks))
+_watches: list[Watch] = []  # of this process

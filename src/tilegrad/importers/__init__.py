@@ -13,12 +13,20 @@ if TYPE_CHECKING:
     from .torch_export import LOCK as LOCK
     from .torch_export import Captured as Captured
     from .torch_export import Snapshot as Snapshot
+    from .torch_export import argument_names as argument_names
     from .torch_export import autocast_dtype as autocast_dtype
     from .torch_export import capture as capture
     from .torch_export import device_of as device_of
+    from .torch_export import export_call as export_call
     from .torch_export import export_module as export_module
+    from .torch_export import fill as fill
+    from .torch_export import forward_line as forward_line
+    from .torch_export import from_shapes as from_shapes
     from .torch_export import is_shape as is_shape
-    from .torch_export import strides_of as strides_of
+    from .torch_export import key_of as key_of
+    from .torch_export import leaves as leaves
+    from .torch_export import take as take
+    from .torch_export import tracing_elsewhere as tracing_elsewhere
     from .torch_export import untouched as untouched
 
 _HOMES = {
@@ -30,12 +38,20 @@ _HOMES = {
     "LOCK": "torch_export",
     "Captured": "torch_export",
     "Snapshot": "torch_export",
+    "argument_names": "torch_export",
     "autocast_dtype": "torch_export",
     "capture": "torch_export",
     "device_of": "torch_export",
+    "export_call": "torch_export",
     "export_module": "torch_export",
+    "fill": "torch_export",
+    "from_shapes": "torch_export",
     "is_shape": "torch_export",
-    "strides_of": "torch_export",
+    "key_of": "torch_export",
+    "leaves": "torch_export",
+    "take": "torch_export",
+    "forward_line": "torch_export",
+    "tracing_elsewhere": "torch_export",
     "untouched": "torch_export",
 }
 __getattr__, __dir__ = _lazy_names(__name__, _HOMES)

@@ -176,7 +176,8 @@ class PerChannel(Op):
         weight, bias = (tiles[call.index[a]] if a in call.index else None for a in ("weight", "bias"))
         if weight is not None:
             x = x * _on_channel(weight, call)
-        return x if bias is None else x + _on_channel(bias, call)
+        x = x if bias is None else x + _on_channel(bias, call)
+        return x.to(tiles[0].dtype)
 
 
 @op("running_stat")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..bounds import call_of
-from ..errors import TilegradError
+from ..errors import RunError
 from ..ir import Graph, Node
 from ..ops import Call, Op, Place, Reduction, find
 from ..region import Box
@@ -61,7 +61,8 @@ class Engine:
         """The values that a gradient of these outputs comes by, even if it is zero when it gets there."""
         found = set(graded)
         for node in reversed(self.graph.nodes):
-            if self._passes(node) and any(out in found for out in node.outputs):
+            # the backward of a user's own function may give nothing
+            if self._passes(node) and "custom_function" not in node.op and any(out in found for out in node.outputs):
                 found.update(node.reads)
         return frozenset(found)
 
@@ -190,7 +191,7 @@ class Session:
     def _check_unchanged(self) -> None:
         for name, tensor in self._recomputed_from().items():
             if version_of(tensor) != self.versions[name]:
-                raise TilegradError(
+                raise RunError(
                     f"'{name}' was written to after the forward pass, and backward needs it as it was",
                     hint="backward before optimizer.step() and before writing in place to inputs and outputs",
                 )

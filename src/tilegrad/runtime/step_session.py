@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..bounds import call_of
-from ..errors import InternalError, TilegradError
+from ..errors import InternalError, RunError
 from ..ir import Graph, Node, Phase
 from ..ops import Call, Op, find
 from ..schedule.step_list import StepList, graph_memory
@@ -116,7 +116,7 @@ class StepSession:
         self.spent = True
         for name, tensor in self._watched().items():
             if version_of(tensor) != self.versions[name]:
-                raise TilegradError(
+                raise RunError(
                     f"'{name}' was written to after the forward pass, and backward needs it as it was",
                     hint="backward before optimizer.step() and before writing in place to inputs and outputs",
                 )

@@ -2,22 +2,34 @@
 
 The file has no name from the moment it is made, so it is gone whatever happens to the process. Pages are mapped only
 while they are read or written: what waits on disk is not in the process's memory.
+
+Rule F1  Room in the file is taken before pages of it are mapped. A page that has no block on the disk behind it finds
+         that out when it is written to, and a full disk then ends the process (SIGBUS) instead of raising an error.
 """
 
 from __future__ import annotations
 
+import errno
 import mmap
+import os
+import shutil
 import tempfile
 import weakref
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import IO
 
 import torch
 from torch import Tensor
 
+from ..errors import RunError
 from ..region import Box
 from ..schedule import Storage
+from ..units import format_bytes
+
+GROWTH = 64 << 20  # the most that is reserved ahead: a halo may be of some kilobytes, and a call to the disk takes time
+ZEROS = bytes(1 << 20)
 
 
 @dataclass(frozen=True)
@@ -33,17 +45,33 @@ class _File:
     """A nameless file that only grows; tensors are mapped one by one."""
 
     def __init__(self) -> None:
-        self.file = tempfile.TemporaryFile(prefix="tilegrad-")  # noqa: SIM115 - lives as long as its owner
+        try:
+            self.file = tempfile.TemporaryFile(prefix="tilegrad-", buffering=0)  # noqa: SIM115 - lives as long as its owner
+        except OSError as error:
+            raise _no_room(0, error) from error
         weakref.finalize(self, self.file.close)
-        self.end = 0
+        self.end = self.reserved = 0
 
     def reserve(self, shape: Sequence[int], dtype: torch.dtype) -> _Spot:
         """Room for a tensor, filled with zeros."""
-        spot = _Spot(self.end, tuple(shape), dtype)
         size = prod(shape) * dtype.itemsize
-        self.end += -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
-        self.file.truncate(self.end)
+        end = self.end + -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+        if end > self.reserved:
+            self._grow(end)
+        spot = _Spot(self.end, tuple(shape), dtype)
+        self.end = end
         return spot
+
+    def _grow(self, end: int) -> None:
+        """Take room to `end` and, if the disk has it, as much again: a file of many small tensors asks seldom."""
+        ahead = max(end, self.reserved + min(self.reserved, GROWTH))
+        try:
+            self.reserved = _take_room(self.file, self.reserved, ahead)
+        except OSError:
+            try:
+                self.reserved = _take_room(self.file, self.reserved, end)
+            except OSError as error:
+                raise _no_room(end - self.reserved, error) from error
 
     def open(self, spot: _Spot) -> Tensor:
         """The tensor itself, in mapped pages; they are unmapped when the last tensor that uses them is gone."""
@@ -52,6 +80,50 @@ class _File:
             return torch.empty(spot.shape, dtype=spot.dtype)
         pages = mmap.mmap(self.file.fileno(), size, offset=spot.start)
         return torch.frombuffer(pages, dtype=spot.dtype).view(spot.shape)
+
+
+def _take_room(file: IO[bytes], start: int, end: int) -> int:
+    """Blocks on the disk for a part of a file; the file's new size. On an error the file is as it was."""
+    try:
+        if not _allocate_blocks(file, start, end):
+            _write_zeros(file, start, end)
+    except OSError:
+        file.truncate(start)
+        raise
+    return end
+
+
+def _allocate_blocks(file: IO[bytes], start: int, end: int) -> bool:
+    """Without writing them. False where the system or its file system cannot."""
+    if not hasattr(os, "posix_fallocate"):  # macOS, Windows
+        return False
+    try:
+        os.posix_fallocate(file.fileno(), start, end - start)
+    except OSError as error:
+        if error.errno in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+            return False
+        raise
+    return True
+
+
+def _write_zeros(file: IO[bytes], start: int, end: int) -> None:
+    file.seek(start)
+    for at in range(start, end, len(ZEROS)):
+        piece = memoryview(ZEROS)[: end - at]
+        while piece:
+            piece = piece[file.write(piece) :]  # an almost full disk takes a part of it
+
+
+def _no_room(size: int, error: OSError) -> RunError:
+    """What a user with a full disk needs to know."""
+    folder = tempfile.tempdir or "the folder for temporary files"  # set where one was found
+    free = f"; {format_bytes(shutil.disk_usage(folder).free)} are free" if os.path.isdir(folder) else ""
+    wanted = f"{size} bytes more ({format_bytes(size)})" if size else "a new file"
+    return RunError(
+        f"no place on disk for {wanted}, where halos and values wait: {error.strerror or error}{free}",
+        where=folder,
+        hint='TMPDIR=FOLDER of a larger disk, a smaller tile=, or halos="host"',
+    )
 
 
 class Shelf:
@@ -65,7 +137,6 @@ class Shelf:
 
     def put(self, key: Hashable, tensor: Tensor) -> None:
         """Keep a copy of `tensor` (which may be a view of something large)."""
-        self.bytes += tensor.numel() * tensor.element_size()
         kept: Tensor | _Spot
         if self.storage is Storage.DISK:
             self._file = self._file or _File()
@@ -77,6 +148,7 @@ class Shelf:
         else:
             kept = tensor.clone(memory_format=torch.preserve_format)
         self.items[key] = (kept, tensor.device)
+        self.bytes += tensor.numel() * tensor.element_size()
 
     def take(self, key: Hashable) -> Tensor | None:
         """The tensor, for the last time; None where nothing was left."""
@@ -141,11 +213,12 @@ class Whole:
         return tuple(tile.shape) == self.shape and self.storage is Storage.DEVICE
 
     def _allocate(self, tile: Tensor, *, zeros: bool) -> None:
-        self.device = tile.device
         if self.storage is Storage.DISK:
             self._file = _File()
             self._spot = self._file.reserve(self.shape, tile.dtype)
+            self.device = tile.device
             return
+        self.device = tile.device
         away = self.storage is Storage.HOST and tile.device.type == "cuda"
         device = torch.device("cpu") if away else tile.device
         self._tensor = torch.empty(

@@ -15,6 +15,7 @@ from ...errors import CaptureError, ModelError, TilegradError
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _OURS = str(Path(__file__).parents[2]) + os.sep
 _MODELS = str(Path(__file__).parents[2] / "models") + os.sep
+_TRACE = str(Path(__file__).with_name("trace.py"))
 _STDLIB = str(Path(sysconfig.get_path("stdlib"))) + os.sep
 _SITE = tuple(sysconfig.get_path(each) + os.sep for each in ("purelib", "platlib"))
 
@@ -29,7 +30,6 @@ def is_ours(file: str) -> bool:
 def explain(module: nn.Module, error: Exception) -> TilegradError:
     frames = traceback.extract_tb(error.__traceback__)
     users = [f for f in frames if not is_ours(f.filename)]
-    after = frames[frames.index(users[-1]) + 1 :] if users else frames
     users = _without_caller(frames, users)
     where = f"{users[-1].filename}:{users[-1].lineno}: {users[-1].line}" if users else type(module).__name__
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -40,8 +40,8 @@ def explain(module: nn.Module, error: Exception) -> TilegradError:
             where=where,
             hint="torch.where instead of if, or keep this part outside the wrapped module",
         )
-    exporting = any("export" in f.filename and f.filename.startswith(_TORCH) for f in after)
-    if users and not ("export" in kind.lower() or (exporting and not users)):
+    inside = any(f.filename == _TRACE and f.name == "run" for f in frames)
+    if inside or isinstance(error, TypeError):
         return ModelError(f"the model does not run on these inputs: {reason}", where=where, hint=_hint(str(error)))
     return CaptureError(
         f"torch.export cannot capture the model: {reason}",

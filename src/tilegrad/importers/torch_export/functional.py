@@ -57,13 +57,15 @@ class Aliases:
         self.base: dict[FxNode, FxNode] = {}  # view -> what it is a view of
         self.recipe: dict[FxNode, Recipe] = {}
         self.stale: set[FxNode] = set()
+        self.outside: dict[FxNode, str] = {}
         self.written: dict[str, FxNode] = {}  # outside values that were written to
         self.graded = True  # are gradients recorded?
         self.quiet: set[str] = set()  # values made while they were not
         self.detached: dict[str, str] = {}
 
     def define(self, node: FxNode, name: str) -> None:
-        self.names[node] = name
+        """A value from outside."""
+        self.names[node] = self.outside[node] = name
 
     def same(self, node: FxNode, other: Any) -> None:
         """`node` is another name for what `other` is: at the borders of a block."""
@@ -87,7 +89,8 @@ class Aliases:
     def read(self, node: FxNode) -> str:
         """The value a call reads: detached where gradients are not recorded."""
         name = self.value(node)
-        if self.graded or name in self.quiet or not self.build.type(name).floating:
+        outside = self.build.values[name].kind in (Kind.BUFFER, Kind.CONSTANT)
+        if self.graded or outside or name in self.quiet or not self.build.type(name).floating:
             return name
         if name not in self.detached:
             self.detached[name] = self.emit(
@@ -192,7 +195,7 @@ class Aliases:
             self.stale.discard(node)
             if node not in self.base:
                 if node.op == "placeholder":
-                    self.written[node.name] = node
+                    self.written[self.outside[node]] = node
                 break
             parent = self.base[node]
             new = self._scatter(parent, node, new)

@@ -7,6 +7,8 @@ node of its own, and every node keeps the module path and the line of the user's
 
 from __future__ import annotations
 
+import inspect
+import keyword
 import operator
 import re
 import weakref
@@ -16,19 +18,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.export.graph_signature import InputKind, TensorArgument
+from torch.export.graph_signature import InputKind
 
 from ...errors import CaptureError, ModelError, TilegradError
 from ...ir import Build, Graph, Kind, Source, TensorType, check_graph
-from ...ops import aten
+from ...ops import aten, find
 from ...ops.function import forget
 from .explain import explain, is_ours
 from .functional import Aliases
 from .state import HIDDEN, Slot, Snapshot, Write
-from .trace import LOCK, Traced, trace
+from .trace import INNER, LOCK, Given, Returned, Traced, trace
+from .trees import fill, take
 
 _SPLITS = {"split", "split_with_sizes", "chunk", "tensor_split", "unsafe_split", "unsafe_chunk"}
 _KINDS = {
@@ -39,21 +41,14 @@ _KINDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Returned:
-    """Where a tensor output stands among the module's outputs."""
-
-    index: int
-
-
 @dataclass(frozen=True, weakref_slot=True, slots=True)
 class Captured:
     """A graph, and what it takes to run it in place of the module."""
 
     graph: Graph
-    user_inputs: tuple[Any, ...] = ()  # a value's name for every leaf of the arguments; None where it is no tensor
-    outputs: tuple[Any, ...] = ()  # `Returned`, or a constant that the module returns; then what it writes back
-    out_spec: Any = field(default=None, repr=False)
+    user_inputs: tuple[str, ...] = ()  # the value of every tensor among the arguments
+    result: Any = field(default=None, repr=False)  # what the module returns: a tree over `sources`
+    sources: tuple[Any, ...] = field(default=(), repr=False)
     slots: Mapping[str, Slot] = field(default_factory=dict, repr=False)  # by value: where the module holds it now
     constants: Mapping[str, Tensor] = field(default_factory=dict, repr=False)  # made while it was traced
     writes: tuple[Write, ...] = field(default=(), repr=False)
@@ -62,7 +57,7 @@ class Captured:
     def bind(self, flat: Sequence[Any], module: nn.Module | None = None) -> dict[str, Any]:
         """What every outside value is for a call with these leaves of arguments. `module`: another of the same
         structure to take parameters and buffers from."""
-        found = {name: item for name, item in zip(self.user_inputs, flat, strict=True) if name is not None}
+        found = dict(zip(self.user_inputs, flat, strict=True))
         if module is None:
             found |= {name: slot.get() for name, slot in self.slots.items()}
         else:
@@ -76,13 +71,20 @@ class Captured:
         """The outside values that need a gradient."""
         return sorted(name for name, t in self.bind(flat).items() if isinstance(t, Tensor) and t.requires_grad)
 
-    def assemble(self, tensors: Sequence[Any]) -> Any:
-        """The module's own outputs, after what it writes into its attributes is written there."""
-        flat = [tensors[item.index] if isinstance(item, Returned) else item for item in self.outputs]
-        found, extras = pytree.tree_unflatten(flat, self.out_spec)
+    def assemble(self, outputs: Sequence[Any], flat: Sequence[Any]) -> Any:
+        """The module's own result, after what it writes into its attributes is written there."""
+        values = [self._value(source, outputs, flat) for source in self.sources]
         for write in self.writes:
-            write.apply(extras)
-        return found
+            write.apply(values)
+        return fill(self.result, values)
+
+    @staticmethod
+    def _value(source: Any, outputs: Sequence[Any], flat: Sequence[Any]) -> Any:
+        if isinstance(source, Slot):
+            return source.get()
+        if isinstance(source, Returned):
+            return outputs[source.index]
+        return flat[source.index] if isinstance(source, Given) else source
 
 
 def capture(module: nn.Module, *inputs: Any) -> Graph:
@@ -91,18 +93,59 @@ def capture(module: nn.Module, *inputs: Any) -> Graph:
 
 
 def export_module(module: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Captured:
-    """Capture for execution: the graph, where its tensors are, and how outputs are put together."""
+    """Capture for execution. Shapes stand for tensors."""
+    args, keywords = from_shapes(module, inputs, kwargs or {})
+    flat, names = list[Tensor](), list[str]()
+    tree = take((args, keywords), flat, names=names)
+    return export_call(module, tree, flat, argument_names(module, names))
+
+
+def export_call(module: nn.Module, tree: Any, flat: Sequence[Tensor], names: Sequence[str]) -> Captured:
+    """Capture a call: the graph, where its tensors are, and how outputs are put together. `tree`: arguments and
+    keywords over the tensors `flat`, which are called `names`."""
     _check_ready(module)
     with LOCK:
         try:
             start = Snapshot.take(module)
-            fakes, keywords = _fake_inputs(module, inputs, dict(kwargs or {}))
-            traced = trace(module, fakes, keywords)
+            traced = trace(module, tree, _fake_inputs(module, flat), names)
             return _Importer(traced, type(module).__name__, device_of(module), start).run()
         except TilegradError:
             raise
         except Exception as error:  # whatever the user's code or torch.export raises
             raise explain(module, error) from error
+
+
+def from_shapes(
+    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments in which tensors without data stand where shapes were."""
+    dtype = next((p.dtype for p in module.parameters()), torch.get_default_dtype())
+
+    def made(item: Any) -> Any:
+        if not is_shape(item):
+            return item
+        if min(item, default=0) < 0:
+            raise ModelError(f"negative dimension in the shape {tuple(item)}", hint="sizes of 0 or more")
+        return torch.empty(item, dtype=dtype, device="meta")
+
+    return tuple(map(made, args)), {name: made(item) for name, item in kwargs.items()}
+
+
+def argument_names(module: nn.Module, paths: Sequence[str]) -> list[str]:
+    """A name for every tensor among the arguments, from its place there: `x`, `batch_mask`."""
+    try:
+        known = list(inspect.signature(module.forward).parameters)
+    except (TypeError, ValueError):  # a forward that hides its signature
+        known = []
+    found: list[str] = []
+    for path in paths:
+        _, kind, first, *rest = path.split("_", 3)
+        if kind == "0" and first.isdigit():
+            first = known[int(first)] if int(first) < len(known) else f"input_{first}"
+        name = re.sub(r"\W", "_", "_".join([first, *rest]))
+        name = name if name.isidentifier() and not keyword.iskeyword(name) else f"input_{name}"
+        found.append(name if name not in found else f"{name}_{len(found)}")
+    return found
 
 
 def device_of(module: nn.Module) -> torch.device:
@@ -123,7 +166,7 @@ def _check_ready(module: nn.Module) -> None:
             raise CaptureError(
                 f"'{name}' is a lazy parameter that has no shape yet",
                 where=f"{name} of {type(module).__name__}",
-                hint="call the model once on a small input before tilegrad.tile",
+                hint="call once on a small input before tilegrad.tile",
             )
     for kind, hint in _WRAPPERS.items():
         if type(module).__name__ == kind:
@@ -132,7 +175,6 @@ def _check_ready(module: nn.Module) -> None:
 
 _WRAPPERS = {
     "DistributedDataParallel": "tile the model inside, then wrap it: DistributedDataParallel(tilegrad.tile(model, …))",
-    "DataParallel": "tile the model inside; for many devices a mesh: tilegrad.tile(model, mesh=…)",
     "FullyShardedDataParallel": "tile the model inside, then shard it",
     "RecursiveScriptModule": "the module that was scripted",
 }
@@ -145,43 +187,12 @@ def is_shape(item: Any) -> bool:
     return type(item) is tuple and bool(item) and all(type(n) is int for n in item)
 
 
-def _fake_inputs(
-    module: nn.Module, inputs: Sequence[Any], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Inputs without data. Shapes stand for tensors at the top level only: a tuple inside may be an argument."""
-    dtype = next((p.dtype for p in module.parameters()), torch.get_default_dtype())
+def _fake_inputs(module: nn.Module, flat: Sequence[Tensor]) -> list[Tensor]:
+    """Inputs without data. Parameters may live on another device than a large image: nodes run where parameters are."""
     device, mode = device_of(module), FakeTensorMode(allow_non_fake_inputs=True)
-    known: dict[int, Tensor] = {}  # one tensor given twice is one tensor
-
-    def fake(item: Any) -> Any:
-        if not isinstance(item, Tensor):
-            return item
-        if id(item) not in known:
-            with mode, torch.no_grad():
-                # Parameters may live on another device than a large image: nodes run where parameters are.
-                known[id(item)] = torch.empty_strided(item.shape, strides_of(item), dtype=item.dtype, device=device)
-        return known[id(item)]
-
-    def each(item: Any) -> Any:
-        if is_shape(item):
-            if min(item, default=0) < 0:
-                raise ModelError(f"negative dimension in the shape {tuple(item)}", hint="sizes of 0 or more")
-            with mode:
-                return torch.empty(item, dtype=dtype, device=device)
-        return pytree.tree_map(fake, item)
-
-    return tuple(map(each, inputs)), {name: each(item) for name, item in kwargs.items()}
-
-
-def strides_of(tensor: Tensor) -> tuple[int, ...]:
-    """Dense strides in the tensor's own order of dimensions: a model may ask for the layout, but not for gaps."""
-    given = tensor.stride()
-    order = sorted(range(tensor.dim()), key=lambda d: (-given[d], d))
-    strides, step = [0] * tensor.dim(), 1
-    for dim in reversed(order):
-        strides[dim] = step
-        step *= max(1, tensor.shape[dim])
-    return tuple(strides)
+    with mode, torch.no_grad():
+        fakes = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device) for t in flat]
+        return [fake.requires_grad_(t.requires_grad) for fake, t in zip(fakes, flat, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -237,12 +248,16 @@ class _Importer:
                 hint="torch operators, and no numpy in forward",
             )
         target, kind = spec.target, _KINDS[spec.kind]
+        inner = f"{INNER}."
         if target is not None and target.startswith(HIDDEN) and not node.users:
             return  # reached, but not used
         slot = self.traced.slots.get(target) if target is not None else None
         if slot is not None:
             kind = Kind.PARAMETER if slot.get().requires_grad or kind is Kind.PARAMETER else Kind.BUFFER
-        name = self.build.value(node.name, self._type(value), kind, target)
+        if target is not None and target.startswith(inner):
+            target = target.removeprefix(inner)
+        name = re.sub(f"^([pbc])_{INNER}_", r"\1_", node.name)
+        name = self.build.value(name, self._type(value), kind, target)
         if slot is not None:
             self.slots[name] = slot
         self.aliases.define(node, name)
@@ -329,7 +344,7 @@ class _Importer:
         else:
             attrs |= {"output": index}
             inputs = self._cast(target, inputs, attrs, type_)
-        self.aliases.define(node, self.aliases.emit(base, inputs, type_, attrs, str(target), node.name))
+        self.aliases.names[node] = self.aliases.emit(base, inputs, type_, attrs, str(target), node.name)
         self.aliases.view(node, first, (target, inputs, attrs, type_))
 
     def _cast(
@@ -345,7 +360,9 @@ class _Importer:
             if value not in probe.values:
                 probe.values[value] = self.build.values[value]
         probe.emit(base, inputs, type_, attrs, str(target))
-        if aten.natural_dtype(probe.nodes[0], [self.build.type(v) for _, v in inputs]) == type_.dtype:
+        types = [self.build.type(v) for _, v in inputs]
+        mixed = find(probe.nodes[0]).dense and len({t.dtype for t in types if t.floating}) > 1
+        if not mixed and aten.natural_dtype(probe.nodes[0], types) == type_.dtype:
             return inputs
         return [(arg, self._to(value, type_.dtype)) for arg, value in inputs]
 
@@ -397,36 +414,26 @@ class _Importer:
             raise CaptureError(str(error), where=str(self.build.source)) from None
 
     def _finish(self, returned: Sequence[Any]) -> Captured:
-        outputs = [
-            self.aliases.value(item) if isinstance(item, torch.fx.Node) else _Constant(item) for item in returned
-        ]
-        tensors = [name for name in outputs if isinstance(name, str)]
+        outputs = [self.aliases.value(item) for item in returned]
         self.build.updates += self.aliases.updates()
-        graph = self.build.graph(tensors)
+        graph = self.build.graph(outputs)
         check_graph(graph)
-        slots = iter(range(len(tensors)))
-        layout = tuple(Returned(next(slots)) if isinstance(item, str) else item.item for item in outputs)
         table = self.program.constants
         constants = {v.name: table[v.target] for v in graph.of_kind(Kind.CONSTANT) if v.target in table}
         specs = [spec for spec in self.program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
-        inputs = tuple(spec.arg.name if isinstance(spec.arg, TensorArgument) else None for spec in specs)
+        traced = self.traced
         captured = Captured(
-            graph, inputs, layout, self.program.call_spec.out_spec, self.slots, constants,
-            tuple(self.traced.writes), self.start,
+            graph, tuple(spec.arg.name for spec in specs), traced.result, traced.sources, self.slots, constants,
+            tuple(traced.writes), self.start,
         )  # fmt: skip
-        weakref.finalize(captured, forget, tuple(self.traced.tokens))
+        weakref.finalize(captured, forget, tuple(traced.tokens))
         return captured
-
-
-@dataclass(frozen=True, slots=True)
-class _Constant:
-    item: Any
 
 
 def source_of(node: torch.fx.Node) -> Source:
     """Module path and line of the user's code, from what torch.export remembers."""
     stack = node.meta.get("nn_module_stack") or {}
-    path = next((path for path, _ in reversed(list(stack.values()))), "")
+    path = next((path for path, _ in reversed(list(stack.values()))), "").removeprefix(INNER).removeprefix(".")
     frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
     users = [(file, line) for file, line in frames if not is_ours(file)]
     return Source(path, f"{Path(users[-1][0]).name}:{users[-1][1]}" if users else "")

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 import os
 import random
 import sys
@@ -40,6 +41,12 @@ _LIBRARIES = (
     *(sysconfig.get_path(each) + os.sep for each in ("stdlib", "platstdlib", "purelib", "platlib")),
     str(Path(torch.__file__).parent.parent) + os.sep,
     str(Path(__file__).parents[2]) + os.sep,
+)
+_GLOBAL_HOOKS = (
+    "_global_forward_hooks",
+    "_global_forward_pre_hooks",
+    "_global_backward_hooks",
+    "_global_backward_pre_hooks",
 )
 HIDDEN = "_tilegrad_hidden"  # the child under which tensors that no registry knows are captured
 
@@ -87,17 +94,21 @@ class Container:
 class Variable:
     """A global or a variable of an enclosing function that the model's code names, and what it was."""
 
-    holder: Any  # the globals, a class's attributes, or a cell
+    holder: Any  # the globals, a class, or a cell
     key: str | None
     name: str
     content: Any
 
     def get(self) -> Any:
-        return self.holder.cell_contents if self.key is None else self.holder.get(self.key)
+        if self.key is None:
+            return self.holder.cell_contents
+        return (vars(self.holder) if isinstance(self.holder, type) else self.holder).get(self.key)
 
     def restore(self) -> None:
         if self.key is None:
             self.holder.cell_contents = self.content
+        elif isinstance(self.holder, type):
+            setattr(self.holder, self.key, self.content)
         else:
             self.holder[self.key] = self.content
 
@@ -125,10 +136,12 @@ class Reach:
         self.modules: list[tuple[str, nn.Module]] = []
         self.arrays: list[tuple[Any, Any]] = []  # NumPy arrays, and what was in them
         self.generators: list[tuple[str, Any]] = []  # of random numbers
+        self.iterators: list[tuple[str, Any]] = []
         self.variables: list[Variable] = []
         self._seen: set[int] = set()
-        self._package = type(module).__module__.partition(".")[0]
         self._module(module, "")
+        for name in _GLOBAL_HOOKS:
+            self._collection(getattr(nn.modules.module, name), name)
         for kind in {type(m) for _, m in self.modules}:
             self._class(kind)
 
@@ -158,6 +171,8 @@ class Reach:
             self.arrays.append((value, value.copy()))
         elif isinstance(value, random.Random | np.random.Generator | np.random.RandomState):
             self.generators.append((name, value))
+        elif isinstance(value, Iterator):
+            self.iterators.append((name, value))
         elif self._is_open(value):
             self._seen.add(id(value))
             self.containers.append(Container(vars(value), name, dict(vars(value))))
@@ -178,7 +193,7 @@ class Reach:
         """Objects whose attributes are the model's business: configurations, and what its author wrote beside it."""
         if not hasattr(value, "__dict__"):
             return False
-        own = type(value).__module__.partition(".")[0] == self._package and not _foreign(sys.modules[self._package])
+        own = not _foreign(sys.modules.get(type(value).__module__))
         return own or dataclasses.is_dataclass(value) or isinstance(value, types.SimpleNamespace | Namespace)
 
     # -- code: globals, closures, class attributes ---------------------------------------------------------------------
@@ -192,8 +207,10 @@ class Reach:
                 function = getattr(value, "__func__", value.fget if isinstance(value, property) else value)
                 if isinstance(function, types.FunctionType):
                     self._function(function)
+                    self.variables.append(Variable(each, key, f"{each.__name__}.{key}", value))
                 elif not key.startswith("__"):
-                    self._watch(vars(each), key, value, f"{each.__name__}.{key}")
+                    self._value(value, vars(each), key, f"{each.__name__}.{key}")
+                    self.variables.append(Variable(each, key, f"{each.__name__}.{key}", value))
 
     def _callable(self, value: Any) -> None:
         if isinstance(value, types.MethodType):
@@ -366,10 +383,13 @@ class Undo:
         self._random = random.getstate()
         self._numpy: Any = np.random.get_state()
         self._own = [_draw_state(g) for _, g in self.reach.generators]
+        self._torch = torch.get_rng_state()
+        self._steps = [_progress(each) for _, each in self.reach.iterators]
         return self
 
     def __exit__(self, *_raised: object) -> None:
         self.restore()
+        torch.set_rng_state(self._torch)
         random.setstate(self._random)
         np.random.set_state(self._numpy)
         for (_, generator), own in zip(self.reach.generators, self._own, strict=True):
@@ -395,7 +415,17 @@ class Undo:
         for (name, generator), before in zip(self.reach.generators, self._own, strict=True):
             if repr(_draw_state(generator)) != repr(before):
                 return f"the generator '{name}'"
-        return None
+        for (name, iterator), step in zip(self.reach.iterators, self._steps, strict=True):
+            if _progress(iterator) != step:
+                return f"the iterator '{name}'"
+        return None if torch.equal(torch.get_rng_state(), self._torch) else "a seed of its own (torch.manual_seed)"
+
+
+def _progress(iterator: Any) -> Any:
+    """How far an iterator has come, as far as it tells."""
+    frame = getattr(iterator, "gi_frame", None)
+    hint = operator.length_hint(iterator, -1) if not isinstance(iterator, types.GeneratorType) else -1
+    return repr(iterator), hint, frame.f_lasti if frame is not None else None
 
 
 def _draw_state(generator: Any) -> Any:
