@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
-from .errors import InputError
+from .errors import InputError, TilegradError
 
 
 @contextlib.contextmanager
@@ -27,6 +27,8 @@ def whole_file(path: str | Path, what: str = "the file", hint: str | None = None
         with open(draft, "xb") as file:
             yield file
         os.replace(draft, target)
+    except TilegradError:  # ours, or of whoever makes the bytes
+        raise
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         _refuse(getattr(error, "strerror", None) or str(error), path, what, hint)
     finally:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .bounds import call_of, lower_graph
-from .errors import ModelError
+from .errors import ModelError, TilegradError
 from .ir import Graph, Kind, Node, TensorType, Value, check_graph
 from .ops import Call, aten, find
 from .runtime import Engine, PeakBytes, Session
@@ -258,6 +258,8 @@ def _run_blank(node: Node, types: Mapping[str, TensorType]) -> TensorType:
             call = Call(node, inputs, (inputs[0],))
             native = type(op).run_whole(op, call, blanks, 0, meta) if op.random else aten.call(node, blanks)
             shape = tuple(native.shape)
+    except TilegradError:
+        raise
     except (RuntimeError, ValueError, IndexError) as error:
         raise ModelError(
             f"the graph does not run on this batch and image: {error}",

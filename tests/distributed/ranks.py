@@ -13,6 +13,7 @@ import io
 import multiprocessing
 import os
 import pickle
+import random
 import socket
 import time
 import traceback
@@ -181,10 +182,16 @@ def server() -> Any:
     return context
 
 
+_ports = iter(random.SystemRandom().sample(range(20000, 32000), 12000))
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody has, that nobody will be given (systems hand out those from 32768 on), and never twice."""
+    for port in _ports:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise OSError("no port is free")
 
 
 # -- in a rank ---------------------------------------------------------------------------------------------------------
@@ -218,9 +225,7 @@ def leave_world() -> None:
 def serve(rank: int, world: int, port: int, pipe: Connection) -> None:
     """The life of a rank: tasks, one after another, until None comes."""
     import tilegrad.distributed
-    from tilegrad.distributed import watch
 
-    watch.POLL_S = 2.0  # a pool has many meshes, and nobody is to wake for them all the time
     join_world(rank, world, port)
     importlib.import_module("tasks")
     meshes: dict[MeshSpec, Any] = {}

@@ -93,6 +93,8 @@ def _training_graph(graph: Graph, name: str) -> Graph:
     graded = [v.name for v in graph.of_kind(Kind.PARAMETER) if v.type.floating]
     try:
         return training_graph(graph, graded)
+    except TilegradError:
+        raise
     except (RuntimeError, ValueError, TypeError, IndexError) as error:  # torch, about shapes that do not fit together
         what = f"the graph cannot be differentiated: {str(error).splitlines()[0][:200]}"
         raise FormatError(what, where=name, hint="is the profile damaged?") from None

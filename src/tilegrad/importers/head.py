@@ -22,6 +22,8 @@ def read_head(path: Path) -> bytes:
             if head.startswith(b"\x1f\x8b"):
                 file.seek(0)
                 head = gzip.GzipFile(fileobj=file).read(HEAD_BYTES)
+    except FormatError:
+        raise
     except (OSError, EOFError, zlib.error, ValueError) as error:  # ValueError: a path that cannot be one
         reason = getattr(error, "strerror", None) or str(error)
         raise FormatError(f"the file cannot be read: {reason}", where=str(path)) from None

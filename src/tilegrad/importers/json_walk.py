@@ -83,6 +83,8 @@ def _pieces(path: Path, largest: int) -> Iterator[tuple[str, int, int]]:
             raw.seek(0)
             for piece in _decoded(gzip.GzipFile(fileobj=raw) if packed else raw, path.name, largest):
                 yield piece, min(raw.tell(), total), total
+    except FormatError:
+        raise
     except (OSError, EOFError, zlib.error, ValueError) as error:  # BadGzipFile is an OSError; ValueError: NUL in a path
         reason = getattr(error, "strerror", None) or str(error)
         raise FormatError(f"the file cannot be read: {reason}", where=str(path)) from None

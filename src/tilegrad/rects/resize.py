@@ -22,6 +22,8 @@ def split_step(graph: RectGraph, workers: tuple[int, int]) -> tuple[RectGraph, .
             batch=image[0], image=(image[2], image[3]), channels=image[1], layers=layers, classes=labels[0],
             gain=_gain(reads), workers=workers,
         )  # fmt: skip
+    except InputError:
+        raise
     except (KeyError, ValueError, IndexError):
         what = "a step of another form than layers L0, L1, … and a classifier"
         raise InputError(what, where=graph.name, hint="the rects of the file itself, without --mesh") from None

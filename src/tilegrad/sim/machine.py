@@ -123,6 +123,8 @@ def load_machine(path: str | Path) -> Machine:
             raise FormatError("a machine is read from a plain file, which this is not", where=place)
         with open(path, "rb") as file:
             data = file.read(FILE_BYTES + 1)
+    except FormatError:
+        raise
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = getattr(error, "strerror", None) or str(error)
         hint = f"tilegrad bench machine --out FILE.toml, or one of {', '.join(PRESETS)}"

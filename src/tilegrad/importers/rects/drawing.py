@@ -60,6 +60,8 @@ def _read(path: Path) -> str:
             raise FormatError("it is a folder or a device, not a file", where=str(path))
         with path.open("rb") as file:
             raw = file.read(LARGEST_FILE + 1)
+    except FormatError:
+        raise
     except (OSError, ValueError) as error:  # ValueError: a path that cannot be one
         reason = getattr(error, "strerror", None) or str(error)
         raise FormatError(f"the file cannot be read: {reason}", where=str(path)) from None

@@ -193,14 +193,14 @@ class Reach:
         """Objects whose attributes are the model's business: configurations, and what its author wrote beside it."""
         if not hasattr(value, "__dict__"):
             return False
-        own = not _foreign(sys.modules.get(type(value).__module__))
+        own = not is_library(sys.modules.get(type(value).__module__))
         return own or dataclasses.is_dataclass(value) or isinstance(value, types.SimpleNamespace | Namespace)
 
     # -- code: globals, closures, class attributes ---------------------------------------------------------------------
 
     def _class(self, kind: type) -> None:
         for each in kind.__mro__:
-            if id(each) in self._seen or _foreign(sys.modules.get(each.__module__)):
+            if id(each) in self._seen or is_library(sys.modules.get(each.__module__)):
                 continue
             self._seen.add(id(each))
             for key, value in list(vars(each).items()):
@@ -221,7 +221,7 @@ class Reach:
             self._function(value)
 
     def _function(self, function: types.FunctionType) -> None:
-        if id(function) in self._seen or _library(function.__code__.co_filename):
+        if id(function) in self._seen or _in_library(function.__code__.co_filename):
             return
         self._seen.add(id(function))
         names = dict.fromkeys(_names(function.__code__))
@@ -238,7 +238,7 @@ class Reach:
 
     def _settings(self, value: Any, names: Iterable[str]) -> None:
         """A module of the author's own, such as `settings.py`: what his code may read of it."""
-        if isinstance(value, types.ModuleType) and not _foreign(value):
+        if isinstance(value, types.ModuleType) and not is_library(value):
             for name in names:
                 if name in vars(value):
                     self._watch(vars(value), name, vars(value)[name], f"{value.__name__}.{name}")
@@ -259,15 +259,15 @@ def _names(code: types.CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
-def _foreign(module: types.ModuleType | None) -> bool:
+def is_library(module: types.ModuleType | None) -> bool:
     """Is it a library? Its globals are not the model's state."""
     if module is None or module.__name__ == "builtins":
         return True
-    return _library(getattr(module, "__file__", None) or "")
+    return _in_library(getattr(module, "__file__", None) or "")
 
 
 @functools.cache
-def _library(file: str) -> bool:
+def _in_library(file: str) -> bool:
     return file.startswith(_LIBRARIES)
 
 

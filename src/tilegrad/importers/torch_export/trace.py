@@ -359,13 +359,11 @@ class _Guard(TorchFunctionMode):
                 self.session.seen.append((weakref.ref(item), user_line()))
         return found
 
-    @staticmethod
-    def _number(func: Any, tensor: Tensor) -> Any:
+    def _number(self, func: Any, tensor: Tensor) -> Any:
         line = user_line()
-        if func is _TENSOR.__float__ and isinstance(
-            sys._getframe(2).f_locals.get("self"), nn.modules.batchnorm._NormBase
-        ):
-            return _Count(tensor)
+        if func is _TENSOR.__float__ and _counts_batches():
+            self.batches = tensor
+            return 1.0
         if func is _TENSOR.__bool__:
             raise CaptureError(
                 "the model branches on the content of a tensor",

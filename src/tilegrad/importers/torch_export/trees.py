@@ -7,7 +7,9 @@ object that it is. One tensor in two places is one leaf.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import enum
+import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +19,9 @@ import numpy as np
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
+
+from ...errors import InputError
+from .state import is_library
 
 _VALUES = (int, float, complex, str, bytes, bool, type(None), range, slice, torch.dtype, torch.device, torch.Size)
 
@@ -70,11 +75,11 @@ def take(
     parts = _parts(item)
     if parts is None:
         return item
-    keys, values, build = parts
+    keys, values = parts
     children = tuple(take(v, tensors, f"{name}_{k}", names, kinds) for k, v in zip(keys, values, strict=True))
     if not any(isinstance(child, Leaf | Branch) for child in children):
         return item
-    return Branch(children, type(item), tuple(keys), build)
+    return Branch(children, type(item), tuple(keys), _builder(item, keys))
 
 
 def fill(tree: Any, tensors: Sequence[Any]) -> Any:
@@ -109,44 +114,58 @@ def key_of(tree: Any) -> Any:
         return type(tree), frozenset(map(key_of, tree))
     parts = _parts(tree)
     if parts is not None:
-        keys, values, _ = parts
+        keys, values = parts
         return type(tree), tuple(map(key_of, keys)), tuple(map(key_of, values))
     return Same(tree)
 
 
-def _parts(item: Any) -> tuple[Sequence[Any], Sequence[Any], Callable[[Sequence[Any]], Any]] | None:
-    """Keys, children and how to put them together, of what is looked into."""
+def _parts(item: Any) -> tuple[Sequence[Any], Sequence[Any]] | None:
+    """Keys and children of what is looked into."""
     if isinstance(item, dict):
-        keys, shell = list(item), _emptied(item)
-        return keys, list(item.values()), lambda values: _filled(shell, dict(zip(keys, values, strict=True)))
+        return list(item), list(item.values())
     if isinstance(item, tuple) and hasattr(item, "_fields"):
-        kind = type(item)
-        return item._fields, list(item), lambda values: kind(*values)
+        return item._fields, list(item)
     if type(item) in (list, tuple):
-        return range(len(item)), item, type(item)
+        return range(len(item)), item
     if type(item) in pytree.SUPPORTED_NODES:
-        children, context = pytree.SUPPORTED_NODES[type(item)].flatten_fn(item)
-        unflatten = pytree.SUPPORTED_NODES[type(item)].unflatten_fn
-        return range(len(children)), children, lambda values: unflatten(list(values), context)
-    if isinstance(item, (nn.Module, type, types.FunctionType, types.ModuleType, torch.Generator, enum.Enum)):
-        return None
-    if not getattr(item, "__dict__", None) or isinstance(item, type):
-        return None
-    names, shell = list(vars(item)), _emptied(item)
-    values = [vars(item)[n] for n in names]
-    return names, values, lambda values: _filled(shell, dict(zip(names, values, strict=True)))
+        children, _ = pytree.SUPPORTED_NODES[type(item)].flatten_fn(item)
+        return range(len(children)), children
+    return (list(vars(item)), list(vars(item).values())) if is_record(item) else None
 
 
-def _emptied(item: Any) -> Any:
-    """A copy of a dict or object without its content: what it takes to make it again, and no tensor."""
-    if type(item) is dict:
-        return {}
-    made = copy.copy(item)
-    (made if isinstance(made, dict) else vars(made)).clear()
-    return made
+def is_record(item: Any) -> bool:
+    """An object that is nothing but its attributes: a dataclass, a namespace, one of the user's own classes."""
+    if isinstance(item, (nn.Module, type, types.FunctionType, types.ModuleType, enum.Enum, Iterator)):
+        return False
+    if not hasattr(item, "__dict__") or callable(item):
+        return False
+    plain = dataclasses.is_dataclass(item) or isinstance(item, types.SimpleNamespace)
+    return plain or not is_library(sys.modules.get(type(item).__module__))
 
 
-def _filled(shell: Any, content: dict[Any, Any]) -> Any:
-    made = copy.copy(shell)
-    (made if isinstance(made, dict) else vars(made)).update(content)
-    return made
+def _builder(item: Any, keys: Sequence[Any]) -> Callable[[Sequence[Any]], Any]:
+    """How to make another of its kind from children. It holds no tensor."""
+    kind = type(item)
+    if kind in (list, tuple):
+        return kind
+    if isinstance(item, tuple):
+        return lambda values: kind(*values)
+    if not isinstance(item, dict) and kind in pytree.SUPPORTED_NODES:
+        _, context = pytree.SUPPORTED_NODES[kind].flatten_fn(item)
+        unflatten = pytree.SUPPORTED_NODES[kind].unflatten_fn
+        return lambda values: unflatten(list(values), context)
+    shell = copy.copy(item)
+    if shell is item:  # it has but one instance, such as a logger
+        raise InputError(f"a {kind.__name__} with tensors in it", where="the arguments", hint="a dict, or a dataclass")
+    _content(shell).clear()
+
+    def build(values: Sequence[Any]) -> Any:
+        made = copy.copy(shell)
+        _content(made).update(zip(keys, values, strict=True))
+        return made
+
+    return build
+
+
+def _content(item: Any) -> dict[Any, Any]:
+    return item if isinstance(item, dict) else vars(item)
