@@ -7,6 +7,7 @@ from .lazy import lazy_names as _lazy_names
 if TYPE_CHECKING:
     from . import distributed as distributed
     from . import nn as nn
+    from . import ops as ops
     from .importers import capture as capture
     from .importers import load as load
     from .importers import load_profile as load_profile
@@ -40,4 +41,4 @@ _HOMES = {
     "Verification": "verification",
     "verify": "verification",
 }
-__getattr__, __dir__ = _lazy_names(__name__, _HOMES, packages=("distributed", "nn"))
+__getattr__, __dir__ = _lazy_names(__name__, _HOMES, packages=("distributed", "nn", "ops"))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from loops import CLOSE, backward, compare, original, photo
+from loops import CLOSE, backward, compare, exact_or_refused, original, photo
 from torch import Tensor, nn
 
 import tilegrad
@@ -199,4 +199,4 @@ def test_statistics_read_in_forward() -> None:
             found.append((y, gap))
         return found
 
-    compare(lambda: Reads().double(), loop, tolerance=CLOSE)
+    exact_or_refused(lambda: Reads().double(), loop, tolerance=CLOSE)

@@ -35,7 +35,7 @@ PUBLIC = {
         "tile",
         "verify",
     },
-    "tilegrad.ops": {"Call", "Op", "Place", "Read", "Reduction", "Sample", "find", "op", "registered"},
+    "tilegrad.ops": {"Call", "Op", "Place", "Read", "Reduction", "Sample", "find", "local", "op", "registered"},
 }
 
 every_file = pytest.mark.parametrize("path", FILES, ids=[str(p.relative_to(SOURCE)) for p in FILES])

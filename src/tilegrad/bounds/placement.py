@@ -66,8 +66,11 @@ def _place(
         return frozenset(), frozenset()
     if rule is None:
         raise _no_rule(node, sorted(concerned))
-    if any((node.name, i) in axes.whole for i in range(len(node.inputs))):
-        return frozenset(), frozenset()  # axes that cannot be told apart are gathered
+    if op.opaque or any((node.name, i) in axes.whole for i in range(len(node.inputs))):
+        return (
+            frozenset(),
+            frozenset(),
+        )  # gathered: axes that cannot be told apart, and a backward that needs all of a gradient
     local, folds = set[str](), set[str]()
     for axis in concerned:
         drives = [

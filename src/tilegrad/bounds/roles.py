@@ -74,11 +74,13 @@ def choose_axes(graph: Graph) -> tuple[str, ...]:
     return best
 
 
-def sort_nodes(graph: Graph, axes: Axes, tiled: Sequence[str]) -> Roles:
-    """Assign every node its part and its phase."""
+def sort_nodes(graph: Graph, axes: Axes, tiled: Sequence[str], *, complete: bool = True) -> Roles:
+    """Assign every node its part and its phase. `complete`: does a tile get all of the gradient of what it makes? Where
+    tiles overlap it gets its share, which a user's own backward may not be given."""
     part, whole = dict[str, Part](), set[tuple[str, int]]()
     for node in graph.nodes:
-        part[node.name], read = _part(graph, node, axes, tiled)
+        shared = not complete and find(node).opaque
+        part[node.name], read = _part(graph, node, axes, () if shared else tiled)
         whole |= {(node.name, i) for i in read}
     walked = {out for node in graph.nodes if part[node.name] is Part.LOCAL for out in node.outputs}
     for node in graph.nodes:

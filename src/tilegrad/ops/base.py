@@ -123,6 +123,7 @@ class Op:
     random: ClassVar[bool] = False
     anywhere: ClassVar[bool] = False  # can it make any box along dimensions that no input drives?
     blind: ClassVar[bool] = False  # reads no input's content, so no gradient passes through it
+    opaque: ClassVar[bool] = False  # is its backward a user's own, perhaps not linear?
     elementwise: ClassVar[bool] = False  # does each element of the output read one of each input, broadcast?
     view: ClassVar[bool] = False  # another look at its input's memory: makes no bytes
     fresh_gradient: ClassVar[bool] = False  # is its input's gradient in memory that nothing else reads?

@@ -45,7 +45,7 @@ def plan_tiles(graph: Graph, mode: str, tile: TileSizes, storage: Storage = Stor
     for axis, size in tile.items():
         if size < 1:
             raise GridError(f"a tile of {size} along {axis}", hint="at least 1")
-    roles = sort_nodes(graph, axes, tuple(tile))
+    roles = sort_nodes(graph, axes, tuple(tile), complete=mode == "stream")
     lengths = {axis: _length(graph, axes, axis) for axis in tile}
     phases = tuple(_phases(graph, axes, roles, mode, tile, lengths))
     return Schedule(graph, mode, phases, storage)

@@ -62,7 +62,7 @@ class Engine:
         found = set(graded)
         for node in reversed(self.graph.nodes):
             # the backward of a user's own function may give nothing
-            if self._passes(node) and "custom_function" not in node.op and any(out in found for out in node.outputs):
+            if self._passes(node) and not self.op(node.name).opaque and any(out in found for out in node.outputs):
                 found.update(node.reads)
         return frozenset(found)
 

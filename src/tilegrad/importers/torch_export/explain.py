@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
+import sys
 import sysconfig
 import traceback
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 import torch
 from torch import nn
@@ -72,3 +78,40 @@ def _hint(message: str) -> str:
     if "argument" in message:
         return "check the arguments of the call"
     return "check that the model runs on inputs of this shape and dtype without tilegrad"
+
+
+def forward_line(module: nn.Module) -> str:
+    """Where the module's forward is written."""
+    code = getattr(type(module).forward, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else type(module).__name__
+
+
+def user_line() -> str:
+    """The innermost line that is not torch's or ours."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not is_ours(frame.f_code.co_filename):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """torch's own logs and warnings about the trace are not the user's business: errors are explained."""
+
+    def drop(record: logging.LogRecord) -> bool:
+        return not record.name.startswith("torch")
+
+    loggers = [x for x in logging.root.manager.loggerDict.values() if isinstance(x, logging.Logger)]
+    handlers = [h for each in (logging.root, *loggers) for h in each.handlers]
+    handlers += [logging.lastResort] if logging.lastResort else []
+    for handler in handlers:
+        handler.addFilter(drop)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"torch\b")
+            yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(drop)

@@ -7,8 +7,6 @@ node of its own, and every node keeps the module path and the line of the user's
 
 from __future__ import annotations
 
-import inspect
-import keyword
 import operator
 import re
 import weakref
@@ -19,16 +17,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.export.graph_signature import InputKind
 
-from ...errors import CaptureError, ModelError, TilegradError
+from ...errors import CaptureError, TilegradError
 from ...ir import Build, Graph, Kind, Source, TensorType, check_graph
 from ...ops import aten, find
 from ...ops.function import forget
+from .arguments import argument_names, autocast_dtype, check_ready, device_of, fake_inputs, from_shapes
 from .explain import explain, is_ours
 from .functional import Aliases
-from .state import HIDDEN, Slot, Snapshot, Write
+from .reach import HIDDEN, Slot
+from .state import Snapshot, Write
 from .trace import INNER, LOCK, Given, Returned, Traced, trace
 from .trees import fill, take
 
@@ -103,96 +103,16 @@ def export_module(module: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str,
 def export_call(module: nn.Module, tree: Any, flat: Sequence[Tensor], names: Sequence[str]) -> Captured:
     """Capture a call: the graph, where its tensors are, and how outputs are put together. `tree`: arguments and
     keywords over the tensors `flat`, which are called `names`."""
-    _check_ready(module)
+    check_ready(module)
     with LOCK:
         try:
             start = Snapshot.take(module)
-            traced = trace(module, tree, _fake_inputs(module, flat), names)
+            traced = trace(module, tree, fake_inputs(module, flat), names)
             return _Importer(traced, type(module).__name__, device_of(module), start).run()
         except TilegradError:
             raise
         except Exception as error:  # whatever the user's code or torch.export raises
             raise explain(module, error) from error
-
-
-def from_shapes(
-    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments in which tensors without data stand where shapes were."""
-    dtype = next((p.dtype for p in module.parameters()), torch.get_default_dtype())
-
-    def made(item: Any) -> Any:
-        if not is_shape(item):
-            return item
-        if min(item, default=0) < 0:
-            raise ModelError(f"negative dimension in the shape {tuple(item)}", hint="sizes of 0 or more")
-        return torch.empty(item, dtype=dtype, device="meta")
-
-    return tuple(map(made, args)), {name: made(item) for name, item in kwargs.items()}
-
-
-def argument_names(module: nn.Module, paths: Sequence[str]) -> list[str]:
-    """A name for every tensor among the arguments, from its place there: `x`, `batch_mask`."""
-    try:
-        known = list(inspect.signature(module.forward).parameters)
-    except (TypeError, ValueError):  # a forward that hides its signature
-        known = []
-    found: list[str] = []
-    for path in paths:
-        _, kind, first, *rest = path.split("_", 3)
-        if kind == "0" and first.isdigit():
-            first = known[int(first)] if int(first) < len(known) else f"input_{first}"
-        name = re.sub(r"\W", "_", "_".join([first, *rest]))
-        name = name if name.isidentifier() and not keyword.iskeyword(name) else f"input_{name}"
-        found.append(name if name not in found else f"{name}_{len(found)}")
-    return found
-
-
-def device_of(module: nn.Module) -> torch.device:
-    """Where a module's nodes run: where its parameters are."""
-    return next((p.device for p in module.parameters()), torch.device("cpu"))
-
-
-def autocast_dtype(device: torch.device) -> torch.dtype | None:
-    """The dtype that autocast chooses on a device, where it is on."""
-    if device.type == "meta" or not torch.is_autocast_enabled(device.type):
-        return None
-    return torch.get_autocast_dtype(device.type)
-
-
-def _check_ready(module: nn.Module) -> None:
-    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        if nn.parameter.is_lazy(tensor):
-            raise CaptureError(
-                f"'{name}' is a lazy parameter that has no shape yet",
-                where=f"{name} of {type(module).__name__}",
-                hint="call once on a small input before tilegrad.tile",
-            )
-    for kind, hint in _WRAPPERS.items():
-        if type(module).__name__ == kind:
-            raise CaptureError(f"a {kind} cannot be captured", where=type(module).__name__, hint=hint)
-
-
-_WRAPPERS = {
-    "DistributedDataParallel": "tile the model inside, then wrap it: DistributedDataParallel(tilegrad.tile(model, …))",
-    "FullyShardedDataParallel": "tile the model inside, then shard it",
-    "RecursiveScriptModule": "the module that was scripted",
-}
-
-
-def is_shape(item: Any) -> bool:
-    """A tuple of sizes, which stands for a tensor."""
-    if isinstance(item, torch.Size):
-        return True
-    return type(item) is tuple and bool(item) and all(type(n) is int for n in item)
-
-
-def _fake_inputs(module: nn.Module, flat: Sequence[Tensor]) -> list[Tensor]:
-    """Inputs without data. Parameters may live on another device than a large image: nodes run where parameters are."""
-    device, mode = device_of(module), FakeTensorMode(allow_non_fake_inputs=True)
-    with mode, torch.no_grad():
-        fakes = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device) for t in flat]
-        return [fake.requires_grad_(t.requires_grad) for fake, t in zip(fakes, flat, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -213,6 +133,8 @@ class _Importer:
         self.several: dict[torch.fx.Node, list[Any]] = {}  # calls with more than one result
         self.region = _Region(autocast=autocast_dtype(device) is not None)
         self.slots: dict[str, Slot] = {}
+        self.constants: dict[str, Tensor] = {}
+        self.statistics: set[str] = set()  # buffers that a norm layer has written to
         self.casts: dict[tuple[str, str], str] = {}  # of a value to a dtype
 
     def run(self) -> Captured:
@@ -260,6 +182,8 @@ class _Importer:
         name = self.build.value(name, self._type(value), kind, target)
         if slot is not None:
             self.slots[name] = slot
+        elif kind is Kind.CONSTANT and spec.target in self.program.constants:
+            self.constants[name] = self.program.constants[spec.target]
         self.aliases.define(node, name)
 
     def _call(self, node: torch.fx.Node, owner: torch.fx.GraphModule) -> None:
@@ -279,8 +203,21 @@ class _Importer:
         elif isinstance(result, Tensor):
             inputs, attrs = self._arguments(node, target)
             type_ = self._type(result)
+            self._check_statistics(target._schema.name.split("::")[1], inputs, attrs)
             inputs = self._cast(target, inputs, attrs, type_)
             self.aliases.call(node, target, inputs, attrs, type_)
+
+    def _check_statistics(self, name: str, inputs: list[tuple[str, str]], attrs: dict[str, Any]) -> None:
+        """torch's norms write running statistics without saying so: nobody else may read them afterwards."""
+        norm = name in ("batch_norm", "instance_norm")
+        late = [value for _, value in inputs if value in self.statistics and not norm]
+        if late:
+            what = f"the model reads '{self.build.values[late[0]].target}' after its norm layer has written to it"
+            raise CaptureError(
+                what, where=str(self.build.source), hint="read it before the layer, or outside of forward"
+            )
+        if norm and attrs.get("training", attrs.get("use_input_stats")):
+            self.statistics |= {value for arg, value in inputs if arg.startswith("running")}
 
     def _enter(self, node: torch.fx.Node, owner: torch.fx.GraphModule) -> None:
         """A block under torch.no_grad, enable_grad or autocast: its calls are taken into the graph as they stand."""
@@ -418,12 +355,10 @@ class _Importer:
         self.build.updates += self.aliases.updates()
         graph = self.build.graph(outputs)
         check_graph(graph)
-        table = self.program.constants
-        constants = {v.name: table[v.target] for v in graph.of_kind(Kind.CONSTANT) if v.target in table}
         specs = [spec for spec in self.program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
         traced = self.traced
         captured = Captured(
-            graph, tuple(spec.arg.name for spec in specs), traced.result, traced.sources, self.slots, constants,
+            graph, tuple(spec.arg.name for spec in specs), traced.result, traced.sources, self.slots, self.constants,
             tuple(traced.writes), self.start,
         )  # fmt: skip
         weakref.finalize(captured, forget, tuple(traced.tokens))

@@ -21,7 +21,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from ...errors import InputError
-from .state import is_library
+from .reach import is_library
 
 _VALUES = (int, float, complex, str, bytes, bool, type(None), range, slice, torch.dtype, torch.device, torch.Size)
 
@@ -79,7 +79,7 @@ def take(
     children = tuple(take(v, tensors, f"{name}_{k}", names, kinds) for k, v in zip(keys, values, strict=True))
     if not any(isinstance(child, Leaf | Branch) for child in children):
         return item
-    return Branch(children, type(item), tuple(keys), _builder(item, keys))
+    return Branch(children, _kind(item), tuple(keys), _builder(item, keys))
 
 
 def fill(tree: Any, tensors: Sequence[Any]) -> Any:
@@ -115,7 +115,7 @@ def key_of(tree: Any) -> Any:
     parts = _parts(tree)
     if parts is not None:
         keys, values = parts
-        return type(tree), tuple(map(key_of, keys)), tuple(map(key_of, values))
+        return _kind(tree), tuple(map(key_of, keys)), tuple(map(key_of, values))
     return Same(tree)
 
 
@@ -127,10 +127,19 @@ def _parts(item: Any) -> tuple[Sequence[Any], Sequence[Any]] | None:
         return item._fields, list(item)
     if type(item) in (list, tuple):
         return range(len(item)), item
+    if is_record(item):
+        return list(vars(item)), list(vars(item).values())
     if type(item) in pytree.SUPPORTED_NODES:
         children, _ = pytree.SUPPORTED_NODES[type(item)].flatten_fn(item)
         return range(len(children)), children
-    return (list(vars(item)), list(vars(item).values())) if is_record(item) else None
+    return None
+
+
+def _kind(item: Any) -> Any:
+    """Its class, and what a class that torch was told of keeps besides its children."""
+    if isinstance(item, dict) or is_record(item) or type(item) not in pytree.SUPPORTED_NODES:
+        return type(item)
+    return type(item), key_of(pytree.SUPPORTED_NODES[type(item)].flatten_fn(item)[1])
 
 
 def is_record(item: Any) -> bool:
@@ -150,7 +159,7 @@ def _builder(item: Any, keys: Sequence[Any]) -> Callable[[Sequence[Any]], Any]:
         return kind
     if isinstance(item, tuple):
         return lambda values: kind(*values)
-    if not isinstance(item, dict) and kind in pytree.SUPPORTED_NODES:
+    if not isinstance(item, dict) and not is_record(item) and kind in pytree.SUPPORTED_NODES:
         _, context = pytree.SUPPORTED_NODES[kind].flatten_fn(item)
         unflatten = pytree.SUPPORTED_NODES[kind].unflatten_fn
         return lambda values: unflatten(list(values), context)

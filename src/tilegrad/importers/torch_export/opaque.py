@@ -1,0 +1,131 @@
+"""A user's own `autograd.Function` is one call in the trace, whose backward stays the user's."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from types import FunctionType
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import Function
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils.checkpoint import CheckpointFunction
+
+from ...errors import CaptureError
+from ...ops.function import Invocation, Output, remember
+from .explain import user_line
+from .session import Session
+
+
+class _Redirect:
+    """The code that `Function.apply` has while tracing. It is put into the very function, since people keep
+    `reverse = Reverse.apply` under names of their own."""
+
+    def apply(cls, *args: Any, **kwargs: Any) -> Any:
+        __class__  # type: ignore[name-defined] # noqa: B018 - the original has this free variable, so must this
+        return _tilegrad_opaque(cls, args, kwargs)  # type: ignore[name-defined] # noqa: F821 - put there below
+
+
+@contextlib.contextmanager
+def opaque_functions(session: Session) -> Iterator[None]:
+    """While tracing, `Function.apply` makes opaque calls."""
+    apply: Any = Function.apply
+    function, code = apply.__func__, apply.__func__.__code__
+    original = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+
+    def opaque(cls: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if threading.get_ident() != session.thread or not torch.compiler.is_exporting():
+            return original(cls, *args, **kwargs)
+        if cls is CheckpointFunction:  # plans recompute by themselves
+            return args[0](*args[2:])
+        return _opaque(session, cls, args, functools.partial(original, cls))
+
+    function.__globals__["_tilegrad_opaque"] = opaque
+    function.__code__ = _Redirect.apply.__code__
+    try:
+        yield
+    finally:
+        function.__code__ = code
+        del function.__globals__["_tilegrad_opaque"]
+
+
+def _opaque(session: Session, cls: type[Function], args: tuple[Any, ...], apply: Callable[..., Any]) -> Any:
+    leaves, spec = pytree.tree_flatten(args)
+    leaves = [session.fake(leaf) for leaf in leaves]
+    positions = tuple(k for k, leaf in enumerate(leaves) if isinstance(leaf, Tensor))
+    tensors = [leaves[k] for k in positions]
+    found, results, random = _rehearse(apply, leaves, positions, spec)
+    rest = tuple(None if k in positions else leaf for k, leaf in enumerate(leaves))
+    written = tuple(o.argument for o in results if o.argument is not None)
+    whole = Invocation(cls, rest, positions, spec, written, tuple(results))
+    call = torch.ops.tilegrad.random_custom_function if random else torch.ops.tilegrad.custom_function
+
+    def emit(invocation: Invocation) -> Tensor:
+        session.tokens.append(remember(invocation))
+        made: Tensor = call(tensors, invocation.name, session.tokens[-1])
+        return made
+
+    smooth = iter(whole.unpack(emit(whole)) if any(o.differentiable for o in results) else ())
+    made: list[Tensor] = []
+    for k, each in enumerate(results):
+        tensor = next(smooth) if each.differentiable else emit(replace(whole, pick=k)).detach()
+        if each.argument is not None:  # the function wrote to its input and returned it
+            tensor = tensors[each.argument].copy_(tensor)
+        made.append(tensor)
+    outputs = iter(made)
+    filled = [
+        next(outputs) if isinstance(item, Tensor) else item
+        for item in (found if isinstance(found, tuple) else (found,))
+    ]
+    return tuple(filled) if isinstance(found, tuple) else filled[0]
+
+
+def _rehearse(
+    apply: Callable[..., Any], leaves: Sequence[Any], positions: Sequence[int], spec: Any
+) -> tuple[Any, list[Output], bool]:
+    """Run a function on tensors without data, apart from the trace: what it gives, and whether it draws."""
+    blanks, draws = list(leaves), _Draws()  # type: ignore[no-untyped-call]
+    with (
+        _disable_current_modes(),
+        torch._C.DisableTorchFunction(),
+        torch.enable_grad(),
+        FakeTensorMode(allow_non_fake_inputs=True),
+        draws,
+    ):
+        for k in positions:
+            t = leaves[k]
+            made = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
+            needs = made.is_floating_point() or made.is_complex()
+            # not a leaf, so that it may be written to
+            blanks[k] = made.requires_grad_().clone() if needs else made
+        found = apply(*pytree.tree_unflatten(blanks, spec))
+    inputs = {id(blanks[k]): at for at, k in enumerate(positions)}
+    several = found if isinstance(found, tuple) else (found,)
+    results = [
+        Output(tuple(t.shape), t.dtype, t.requires_grad, inputs.get(id(t))) for t in several if isinstance(t, Tensor)
+    ]
+    smooth = [t for t in several if isinstance(t, Tensor) and t.requires_grad]
+    if len(smooth) > 1 and not getattr(smooth[0].grad_fn, "materialize_grads", True):
+        raise CaptureError(
+            f"'{type(smooth[0].grad_fn).__name__}' asks which of its outputs have a gradient (set_materialize_grads)",
+            where=user_line(),
+            hint="a function that takes zeros instead, which is torch's default",
+        )
+    return found, results, draws.any
+
+
+class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes whether any operator draws random numbers."""
+
+    any = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.any |= torch.Tag.nondeterministic_seeded in func.tags
+        return func(*args, **(kwargs or {}))
