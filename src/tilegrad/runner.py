@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,7 +24,10 @@ from .runtime.training import training_graph
 from .schedule import Schedule, Storage, check_schedule
 from .schedule.step_list import StepList
 from .search import Candidate, Mixed, Planning, Search, Slack, Steps, plan_step
+from .units import format_bytes
 
+LOUD = 0.1  # of the predicted peak: from here on the log says what runs whole
+_log = logging.getLogger("tilegrad")
 SLACK = 0.01  # of what a step allocates
 QUICK = Effort(exact_s=0.0)  # a module is planned when it is first called: the heuristic, which is near the best
 
@@ -42,6 +46,8 @@ class Runner:
         self.captured = captured
         graph = lower_graph(captured.graph)
         self.schedule, self.planning = self._plan(graph, options.on(device), graded, plain, device)
+        if isinstance(self.schedule, Schedule) and self.schedule.mode != "none":
+            say_what_is_whole(self.schedule)
         self.engine: Engine | StepEngine
         if isinstance(self.schedule, StepList):
             assert self.planning is not None
@@ -93,6 +99,25 @@ class Runner:
     @property
     def _random(self) -> bool:
         return any(find(n).random for n in self.captured.graph.nodes)
+
+
+def say_what_is_whole(schedule: Schedule) -> None:
+    """In the log, where one operator that runs whole holds much of the peak."""
+    peak = schedule.predicted.get("total_bytes", 0)
+    held = {
+        node.name: sum(schedule.graph.type(v).bytes for v in {*node.reads, *node.outputs})
+        for phase in schedule.phases
+        if not phase.tiled
+        for node in phase.nodes
+    }
+    worst = max(held, key=held.__getitem__, default=None)
+    if worst is not None and held[worst] > LOUD * peak > 0:
+        _log.warning(
+            "%s runs whole and holds %s of the predicted peak of %s; see docs/operators.md#barriers",
+            schedule.graph.node[worst].describe(),
+            format_bytes(held[worst]),
+            format_bytes(int(peak)),
+        )
 
 
 def check_writable(captured: Captured, tensors: Mapping[str, Tensor]) -> None:

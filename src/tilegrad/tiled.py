@@ -13,7 +13,7 @@ from torch import nn
 
 from .calls import Call, Calls, explained
 from .errors import InputError
-from .importers import LOCK, device_of, export_call, fill, from_shapes, tracing_elsewhere, untouched
+from .importers import LOCK, device_of, export_call, fill, from_shapes, tracing_elsewhere, tracing_here, untouched
 from .options import Options
 from .runner import Runner
 from .runtime import plain_bytes
@@ -132,7 +132,7 @@ class TiledModule(Wrapped):
         return self.plan
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_exporting() and not tracing_elsewhere():
+        if tracing_here() or (torch.compiler.is_exporting() and not tracing_elsewhere()):
             return self.module(*args, **kwargs)
         call = Call.of(self.module, args, kwargs)
         with LOCK:  # a capture puts other tensors into the module for a moment

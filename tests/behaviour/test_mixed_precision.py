@@ -12,7 +12,7 @@ from loop_networks import MODELS
 from loops import CLOSE, Net, backward, compare, exact_or_refused, image, once, seed_all
 from torch import Tensor, nn
 
-ROUNDING = 8e-2  # of the largest entry: bfloat16 has eight bits, and sums round in another order
+ROUNDING = 0.15  # of the largest entry: bfloat16 has eight bits, and sums round in another order
 
 
 def small() -> nn.Module:

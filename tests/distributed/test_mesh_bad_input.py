@@ -39,9 +39,9 @@ def net(channels: int = 2) -> nn.Module:
     return nn.Sequential(conv(2, channels), nn.ReLU(), conv(channels, 2))
 
 
-class Sorted(nn.Module):
+class Exponential(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        return x.sort(-1).values
+        return torch.linalg.matrix_exp(x)
 
 
 @pytest.mark.parametrize(
@@ -60,11 +60,11 @@ def test_a_mesh_larger_than_the_image(pool: Pool, mesh: MeshSpec, shape: Sequenc
 @pytest.mark.parametrize(
     ("layer", "op"),
     [
-        (Sorted(), "sort"),
+        (Exponential(), "linalg_matrix_exp"),
         (Applied(torch.linalg.inv), "linalg_inv"),
         (Applied(torch.fft.fft2), "fft"),
     ],
-    ids=["sort", "inv", "fft2"],
+    ids=["matrix_exp", "inv", "fft2"],
 )
 def test_an_operator_without_a_box_rule(pool: Pool, layer: nn.Module, op: str) -> None:
     said = refusal(pool, FOUR, "step", exact(nn.Sequential(conv(2, 2), layer), 2, 2, 8, 8))
@@ -178,9 +178,9 @@ def test_ranks_disagree_on_frozen_parameters(pool: Pool) -> None:
 
 def test_only_one_rank_can_plan(pool: Pool) -> None:
     """One has an operator that cannot be cut: the others are told its words."""
-    case, other = (exact(nn.Sequential(conv(2, 2), last), 2, 2, 8, 8) for last in (nn.ReLU(), Sorted()))
+    case, other = (exact(nn.Sequential(conv(2, 2), last), 2, 2, 8, 8) for last in (nn.ReLU(), Exponential()))
     said = apart(pool, case, other)
-    assert "rank 1 cannot run this: 'sort' has no box rule" in said
+    assert "rank 1 cannot run this: 'linalg_matrix_exp' has no box rule" in said
 
 
 @pytest.mark.parametrize(

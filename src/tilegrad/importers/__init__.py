@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .torch_export import leaves as leaves
     from .torch_export import take as take
     from .torch_export import tracing_elsewhere as tracing_elsewhere
+    from .torch_export import tracing_here as tracing_here
     from .torch_export import untouched as untouched
 
 _HOMES = {
@@ -52,6 +53,7 @@ _HOMES = {
     "take": "torch_export",
     "forward_line": "torch_export",
     "tracing_elsewhere": "torch_export",
+    "tracing_here": "torch_export",
     "untouched": "torch_export",
 }
 __getattr__, __dir__ = _lazy_names(__name__, _HOMES)

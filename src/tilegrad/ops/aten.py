@@ -91,12 +91,20 @@ def _on_meta(node: Node) -> dict[str, Any]:
 
 def is_pointwise(target: str) -> bool:
     """torch itself tags the operators that work element by element."""
-    return target.startswith("aten.") and torch.Tag.pointwise in overload(target).tags
+    return is_known(target) and torch.Tag.pointwise in overload(target).tags
+
+
+def is_known(target: str) -> bool:
+    """Is it an operator of this torch?"""
+    try:
+        return target.startswith("aten.") and bool(overload(target))
+    except InternalError:
+        return False
 
 
 def is_random(node: Node) -> bool:
     """torch itself tags the operators that draw from a generator; some only do with dropout on (attention, LSTM)."""
-    if not node.target.startswith("aten.") or torch.Tag.nondeterministic_seeded not in overload(node.target).tags:
+    if not is_known(node.target) or torch.Tag.nondeterministic_seeded not in overload(node.target).tags:
         return False
     switches = {"dropout_p", "dropout", "train", "training"}
     given = [argument.name for argument in overload(node.target)._schema.arguments if argument.name in switches]

@@ -7,7 +7,8 @@ included, on the meta device, once for all tiles of the same shape.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -352,14 +353,39 @@ def plain_bytes(module: nn.Module, args: Any, kwargs: Any, *, train: bool) -> in
         return torch.empty(item, dtype=dtype) if isinstance(item, tuple) and _is_shape(item) else item
 
     with FakeTensorMode(allow_non_fake_inputs=True), torch.set_grad_enabled(train):
-        state = {name: blank(t) for name, t in (*module.named_parameters(), *module.named_buffers())}
+        state = {name: blank(t) for name, t in _named(module)}
         args, kwargs = pytree.tree_map(blank, (args, kwargs), is_leaf=lambda x: isinstance(x, tuple) and _is_shape(x))
-        with PeakBytes("meta") as peak:  # which is what tensors without data are made of
-            outputs = torch.func.functional_call(module, state, tuple(args), kwargs)
+        with _replaced(module, state), PeakBytes("meta") as peak:  # which is what tensors without data are made of
+            outputs = module(*args, **kwargs)
             roots = [t for t in pytree.tree_leaves(outputs) if isinstance(t, Tensor) and t.requires_grad]
             if train and roots:
                 torch.autograd.backward(roots, [torch.empty_like(t) for t in roots])
     return peak.bytes
+
+
+def _named(module: nn.Module) -> list[tuple[str, Tensor]]:
+    every = (module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False))
+    return [pair for each in every for pair in each]
+
+
+@contextlib.contextmanager
+def _replaced(module: nn.Module, state: Mapping[str, Tensor]) -> Iterator[None]:
+    """Other tensors in place of parameters and buffers, for backward too: a checkpoint runs the module again there."""
+    places = [
+        (registry, key, tensor, state[f"{prefix}.{key}" if prefix else key])
+        for prefix, part in module.named_modules()
+        for registry in (part._parameters, part._buffers)
+        for key, tensor in registry.items()
+        if (f"{prefix}.{key}" if prefix else key) in state
+    ]
+    known = {id(tensor): other for _, _, tensor, other in places}  # what is shared stays shared
+    try:
+        for registry, key, tensor, _ in places:
+            registry[key] = known[id(tensor)]
+        yield
+    finally:
+        for registry, key, tensor, _ in places:
+            registry[key] = tensor
 
 
 def _is_shape(item: tuple[Any, ...]) -> bool:

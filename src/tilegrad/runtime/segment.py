@@ -97,7 +97,8 @@ def cut_segment(graph: Graph, first: int, last: int) -> tuple[Graph, Graph] | No
     reads = dict.fromkeys(v for n in inside for v in n.reads if v not in made)
     if len(crossing) != 1 or not reads or any(new in outside for _, new in updates):
         return None
-    values = [_as_input(graph.value[v]) for v in reads] + [v for v in graph.values if v.name in made]
+    written = dict.fromkeys(old for old, _ in updates if old not in reads)  # over what they were, which nobody reads
+    values = [_as_input(graph.value[v]) for v in (*reads, *written)] + [v for v in graph.values if v.name in made]
     inner = Graph(tuple(values), inside, tuple(crossing), tuple(updates), f"{graph.name}[{first}:{last}]")
     name = f"{TILED}_{first}_{last}"
     roles = {v: Role.PARAMETER if graph.value[v].kind is Kind.PARAMETER else Role.DATA for v in reads}

@@ -130,10 +130,12 @@ def test_several_inputs_of_several_kinds() -> None:
 def test_outputs_keep_their_structure() -> None:
     net = Of(lambda self, x: {"a": x * 2, "b": [x + 1, None, 7], "again": x})
     captured = export_module(net, [(1, 4, 5, 6)])
-    slots = [getattr(item, "index", item) for item in captured.outputs]
-    assert slots == [0, 1, None, 7, 2]
-    assert captured.graph.outputs[2] == captured.graph.inputs[0]
-    assert captured.assemble(["first", "second", "third"]) == {"a": "first", "b": ["second", None, 7], "again": "third"}
+    assert len(captured.graph.outputs) == 2
+    assert captured.assemble(["first", "second"], ["image"]) == {
+        "a": "first",
+        "b": ["second", None, 7],
+        "again": "image",
+    }
 
 
 def test_a_shared_module_has_one_parameter() -> None:
@@ -180,8 +182,8 @@ def branch(self: Of, x: Tensor) -> Tensor:
 
 REFUSED: dict[str, tuple[Callable[..., Any], type[Exception], str, str]] = {
     "branch": (branch, CaptureError, "branches on the content of a tensor", "torch.where"),
-    "float": (lambda self, x: x * float(x.max()), CaptureError, "branches on the content of a tensor", "torch.where"),
-    "item": (lambda self, x: x * x.sum().item(), CaptureError, "'item', which is not a tensor", "item"),
+    "float": (lambda self, x: x * float(x.max()), CaptureError, "takes a number out of a tensor", "item"),
+    "item": (lambda self, x: x * x.sum().item(), CaptureError, "takes a number out of a tensor", "item"),
     "mask": (lambda self, x: x[x > 0], CaptureError, "shape depends on the content", "torch.where"),
     "hook": (lambda self, x: (x * 2).register_hook(print), CaptureError, "a hook on the gradient", "return the tensor"),
     "numpy": (lambda self, x: torch.tensor(x.numpy()), CaptureError, "a NumPy array of a tensor", "torch operators"),
@@ -209,7 +211,7 @@ def test_one_clear_message(function: Callable[..., Any], kind: type[Exception], 
 def test_a_branch_is_shown() -> None:
     with pytest.raises(CaptureError) as caught:
         capture(Of(branch), (1, 4, 5, 6))
-    assert caught.value.where == f"{__file__}:{line_of('x.sum() > 0', branch)}: if x.sum() > 0:"
+    assert caught.value.where == f"{__file__}:{line_of('x.sum() > 0', branch)}"
 
 
 def test_wrong_shapes_of_a_whole_network() -> None:

@@ -15,6 +15,7 @@ from .reach import HIDDEN as HIDDEN
 from .state import Snapshot as Snapshot
 from .trace import LOCK as LOCK
 from .trace import tracing_elsewhere as tracing_elsewhere
+from .trace import tracing_here as tracing_here
 from .trace import untouched as untouched
 from .trees import fill as fill
 from .trees import key_of as key_of

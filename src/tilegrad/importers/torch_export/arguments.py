@@ -34,18 +34,27 @@ def from_shapes(
 def argument_names(module: nn.Module, paths: Sequence[str]) -> list[str]:
     """A name for every tensor among the arguments, from its place there: `x`, `batch_mask`."""
     try:
-        known = list(inspect.signature(module.forward).parameters)
+        known = list(inspect.signature(module.forward).parameters.values())
     except (TypeError, ValueError):  # a forward that hides its signature
         known = []
     found: list[str] = []
     for path in paths:
         _, kind, first, *rest = path.split("_", 3)
         if kind == "0" and first.isdigit():
-            first = known[int(first)] if int(first) < len(known) else f"input_{first}"
+            first = _positional(known, int(first))
         name = re.sub(r"\W", "_", "_".join([first, *rest]))
         name = name if name.isidentifier() and not keyword.iskeyword(name) else f"input_{name}"
         found.append(name if name not in found else f"{name}_{len(found)}")
     return found
+
+
+def _positional(known: Sequence[inspect.Parameter], at: int) -> str:
+    """What a positional argument is called: `x`, or `images_0` where it is one of `*images`."""
+    last = len(known) - 1
+    for k, parameter in enumerate(known):
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL and k <= at:
+            return f"{parameter.name}_{at - k}"
+    return known[at].name if at <= last else f"input_{at}"
 
 
 def device_of(module: nn.Module) -> torch.device:

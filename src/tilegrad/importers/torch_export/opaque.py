@@ -15,6 +15,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import Function
+from torch.autograd.function import FunctionCtx
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.checkpoint import CheckpointFunction
 
@@ -41,7 +42,7 @@ def opaque_functions(session: Session) -> Iterator[None]:
     original = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
 
     def opaque(cls: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if threading.get_ident() != session.thread or not torch.compiler.is_exporting():
+        if threading.get_ident() != session.thread or not session.inside:
             return original(cls, *args, **kwargs)
         if cls is CheckpointFunction:  # plans recompute by themselves
             return args[0](*args[2:])
@@ -61,7 +62,7 @@ def _opaque(session: Session, cls: type[Function], args: tuple[Any, ...], apply:
     leaves = [session.fake(leaf) for leaf in leaves]
     positions = tuple(k for k, leaf in enumerate(leaves) if isinstance(leaf, Tensor))
     tensors = [leaves[k] for k in positions]
-    found, results, random = _rehearse(apply, leaves, positions, spec)
+    found, results, random = _rehearse(apply, leaves, positions, spec, cls.__qualname__)
     rest = tuple(None if k in positions else leaf for k, leaf in enumerate(leaves))
     written = tuple(o.argument for o in results if o.argument is not None)
     whole = Invocation(cls, rest, positions, spec, written, tuple(results))
@@ -88,7 +89,7 @@ def _opaque(session: Session, cls: type[Function], args: tuple[Any, ...], apply:
 
 
 def _rehearse(
-    apply: Callable[..., Any], leaves: Sequence[Any], positions: Sequence[int], spec: Any
+    apply: Callable[..., Any], leaves: Sequence[Any], positions: Sequence[int], spec: Any, name: str
 ) -> tuple[Any, list[Output], bool]:
     """Run a function on tensors without data, apart from the trace: what it gives, and whether it draws."""
     blanks, draws = list(leaves), _Draws()  # type: ignore[no-untyped-call]
@@ -105,16 +106,16 @@ def _rehearse(
             needs = made.is_floating_point() or made.is_complex()
             # not a leaf, so that it may be written to
             blanks[k] = made.requires_grad_().clone() if needs else made
-        found = apply(*pytree.tree_unflatten(blanks, spec))
+        with _asking() as asked:
+            found = apply(*pytree.tree_unflatten(blanks, spec))
     inputs = {id(blanks[k]): at for at, k in enumerate(positions)}
     several = found if isinstance(found, tuple) else (found,)
     results = [
         Output(tuple(t.shape), t.dtype, t.requires_grad, inputs.get(id(t))) for t in several if isinstance(t, Tensor)
     ]
-    smooth = [t for t in several if isinstance(t, Tensor) and t.requires_grad]
-    if len(smooth) > 1 and not getattr(smooth[0].grad_fn, "materialize_grads", True):
+    if sum(each.differentiable for each in results) > 1 and asked:
         raise CaptureError(
-            f"'{type(smooth[0].grad_fn).__name__}' asks which of its outputs have a gradient (set_materialize_grads)",
+            f"'{name}' asks which of its outputs have a gradient (set_materialize_grads)",
             where=user_line(),
             hint="a function that takes zeros instead, which is torch's default",
         )
@@ -129,3 +130,21 @@ class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.any |= torch.Tag.nondeterministic_seeded in func.tags
         return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def _asking() -> Iterator[list[bool]]:
+    """Notes whether a function wants to know which of its outputs have a gradient."""
+    original = FunctionCtx.set_materialize_grads
+    asked: list[bool] = []
+
+    def note(ctx: Any, value: bool) -> None:
+        if not value:
+            asked.append(True)
+        original(ctx, value)
+
+    setattr(FunctionCtx, "set_materialize_grads", note)  # noqa: B010 - mypy minds methods
+    try:
+        yield asked
+    finally:
+        setattr(FunctionCtx, "set_materialize_grads", original)  # noqa: B010

@@ -27,6 +27,7 @@ class Session:
     tokens: list[int] = field(default_factory=list)
     seen: list[tuple[weakref.ref[Tensor], str]] = field(default_factory=list)
     writes: list[Write] = field(default_factory=list)
+    inside: bool = False  # does the user's code run right now?
     thread: int = field(default_factory=threading.get_ident)
 
     def fake(self, item: Any) -> Any:

@@ -69,6 +69,28 @@ class Given:
     index: int
 
 
+@contextlib.contextmanager
+def _as_usual(session: Session) -> Iterator[None]:
+    """Models that ask torch whether they are compiled or exported hear that they are not: they run as usual."""
+    asked = ("is_compiling", "is_exporting", "is_dynamo_compiling")
+    before = {name: getattr(torch.compiler, name) for name in asked}
+    here = session.thread
+    session.inside = True
+    try:
+        for name, answer in before.items():
+            setattr(torch.compiler, name, lambda answer=answer: threading.get_ident() != here and answer())
+        yield
+    finally:
+        session.inside = False
+        for name, answer in before.items():
+            setattr(torch.compiler, name, answer)
+
+
+def tracing_here() -> bool:
+    """Does this thread capture a module right now?"""
+    return _tracing == threading.get_ident()
+
+
 def tracing_elsewhere() -> bool:
     """Does another thread capture a module right now? torch says so to all of them."""
     return _tracing is not None and _tracing != threading.get_ident()
@@ -204,7 +226,7 @@ def _watched(forward: Callable[..., Any], session: Session, tree: Any, names: Se
             known = {id(slot.get()): slot for slot in undo.reach.tensors}
             held = (slot.get() for slot in undo.reach.tensors)
             session.seen += [(weakref.ref(t), "an input or parameter") for t in (*given, *held) if is_fake(t)]
-            with Guard(session):
+            with Guard(session), _as_usual(session):
                 found = forward(*args, **kwargs)
             if (what := undo.drawn()) is not None:
                 raise _drawn(what, forward, args, kwargs, forward_line(session.module))
