@@ -96,7 +96,7 @@ def explained(module: nn.Module) -> Iterator[None]:
     try:
         with torch.autograd.set_detect_anomaly(False):  # there is no data to look at yet
             yield
-    except TilegradError:
+    except (TilegradError, MemoryError):
         raise
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

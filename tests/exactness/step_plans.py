@@ -13,7 +13,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
-from tilegrad.importers import Captured, export_module
+from tilegrad.importers import Captured, export_module, take
 from tilegrad.ir import Graph
 from tilegrad.planners import Effort, offload, plan_keep
 from tilegrad.planners.problem import make_problem
@@ -45,7 +45,8 @@ class Stepped(nn.Module):
         self.__dict__.update(wrapped=module, choose=choose, graphs=graphs, runners={}, training=module.training)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        flat, _ = pytree.tree_flatten((args, kwargs))
+        flat: list[Tensor] = []
+        take((args, kwargs), flat)
         return run_on(self.runner(*args, **kwargs), self.wrapped, flat)
 
     def runner(self, *args: Any, **kwargs: Any) -> Runner:
@@ -61,7 +62,8 @@ class Stepped(nn.Module):
 def graph_for(module: nn.Module, args: Any, kwargs: Any = None) -> tuple[Captured, Graph]:
     """A module captured, and its training graph."""
     captured = export_module(module, args, kwargs or {})
-    flat, _ = pytree.tree_flatten((args, kwargs or {}))
+    flat: list[Tensor] = []
+    take((tuple(args), kwargs or {}), flat)
     return captured, training_graph(captured.graph, captured.graded(flat))
 
 
@@ -172,9 +174,10 @@ def peaks(runner: Runner, module: nn.Module, inputs: Sequence[Any]) -> tuple[int
         for x, need in zip(pytree.tree_leaves(list(inputs)), graded, strict=True)
     ]
     with PeakBytes() as peak:
-        made = [
-            x for x in pytree.tree_leaves(run_on(runner, module, flat)) if isinstance(x, Tensor) and x.requires_grad
-        ]
+        outputs = pytree.tree_leaves(run_on(runner, module, flat))
+        # what the graph makes: not what was handed in and out again, and each but once
+        made = list({id(x): x for x in outputs if isinstance(x, Tensor) and x.grad_fn is not None}.values())
+        del outputs
         if made:
             torch.autograd.backward(made, [torch.ones_like(x) for x in made])
         del made

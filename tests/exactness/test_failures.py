@@ -174,7 +174,7 @@ def test_an_interrupted_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tiled = tilegrad.tile(make_net(), tile=4, mode=mode)
-    tiled(image())
+    tiled.plan_for(image().requires_grad_())
     run, count = Conv.run, [0]
 
     def stop(*args: Any) -> Tensor:

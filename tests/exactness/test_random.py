@@ -52,9 +52,9 @@ def test_draws_have_the_right_statistics() -> None:
 
 OTHERS: dict[str, Callable[[Tensor], Tensor]] = {
     "normal": lambda x: torch.normal(torch.zeros(4, 4), 1.0),
-    "multinomial": lambda x: torch.multinomial(torch.ones(4, 4), 4).double(),
-    "randperm": lambda x: torch.randperm(4).double(),
-    "rrelu": lambda x: torch.nn.functional.rrelu(x[..., :4, :4] - 1, training=True),
+    "multinomial": lambda x: torch.multinomial(torch.ones(4, 4), 4).float(),
+    "randperm": lambda x: torch.randperm(4).float(),
+    "rrelu": lambda x: torch.nn.functional.rrelu(x[..., :4, :4] - 2, training=True),
     "geometric": lambda x: torch.zeros(4, 4).geometric_(0.3),
 }
 

@@ -30,7 +30,7 @@ x.float_power(2)
 x.masked_fill(x > 1, 3.0)
 -x % 3
 x.to(torch.float32).to(torch.float64)
-x.type_as(x.new_zeros(()))
+x.type_as(x.new_zeros(())) * 1
 
 x.cumprod(1)
 x.cumsum(-1)
