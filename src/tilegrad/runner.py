@@ -94,7 +94,7 @@ class Runner:
         else:
             outputs, updates = session.forward()
             apply_updates(session, updates)
-        return self.captured.assemble(outputs, flat)
+        return self.captured.assemble(outputs, flat, tensors)
 
     @property
     def _random(self) -> bool:

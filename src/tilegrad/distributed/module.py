@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -182,7 +182,7 @@ class RankRunner:
         else:
             outputs, updates = session.forward()
             apply_updates(session, updates)
-        return self._assemble(outputs, flat)
+        return self._assemble(outputs, flat, tensors)
 
     def _seed(self) -> int:
         """One seed for all ranks: what is drawn depends on the place, and so on no cut."""
@@ -194,9 +194,10 @@ class RankRunner:
         local = [item.local if isinstance(item, Part) else item for item in flat]
         return self.captured.bind(local, module if self.apart else None)
 
-    def _assemble(self, outputs: Sequence[Tensor], flat: Sequence[Any]) -> Any:
+    def _assemble(self, outputs: Sequence[Tensor], flat: Sequence[Any], bound: Mapping[str, Tensor]) -> Any:
         names = self.mesh_plan.graph.outputs
-        return self.captured.assemble([self._part(n, tensor) for n, tensor in zip(names, outputs, strict=True)], flat)
+        parts = [self._part(n, tensor) for n, tensor in zip(names, outputs, strict=True)]
+        return self.captured.assemble(parts, flat, bound)
 
     def _part(self, name: str, tensor: Tensor) -> Any:
         plan = self.mesh_plan

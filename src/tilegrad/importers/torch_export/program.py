@@ -71,17 +71,19 @@ class Captured:
         """The outside values that need a gradient."""
         return sorted(name for name, t in self.bind(flat).items() if isinstance(t, Tensor) and t.requires_grad)
 
-    def assemble(self, outputs: Sequence[Any], flat: Sequence[Any]) -> Any:
-        """The module's own result, after what it writes into its attributes is written there."""
-        values = [self._value(source, outputs, flat) for source in self.sources]
+    def assemble(self, outputs: Sequence[Any], flat: Sequence[Any], bound: Mapping[str, Any] | None = None) -> Any:
+        """The module's own result, after what it writes into its attributes is written there. `flat`: the tensors among
+        the arguments; `bound`: what `bind` gave."""
+        values = [self._value(source, outputs, flat, bound or {}) for source in self.sources]
         for write in self.writes:
             write.apply(values)
         return fill(self.result, values)
 
-    @staticmethod
-    def _value(source: Any, outputs: Sequence[Any], flat: Sequence[Any]) -> Any:
+    def _value(self, source: Any, outputs: Sequence[Any], flat: Sequence[Any], bound: Mapping[str, Any]) -> Any:
         if isinstance(source, Slot):
-            return source.get()
+            same = (n for n, slot in self.slots.items() if slot.holder is source.holder and slot.key == source.key)
+            name = next(same, None)
+            return bound[name] if name is not None and name in bound else source.get()
         if isinstance(source, Returned):
             return outputs[source.index]
         return flat[source.index] if isinstance(source, Given) else source
