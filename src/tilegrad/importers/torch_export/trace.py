@@ -207,6 +207,11 @@ def _check_hooks(reach: Reach) -> None:
     if everywhere._global_backward_hooks or everywhere._global_backward_pre_hooks:
         what = "a backward hook on all modules, which tiles would not call"
         raise CaptureError(what, where=line, hint="remove it, or hook parameters")
+    scripted = [name for name, part in reach.modules if isinstance(part, torch.jit.ScriptModule)]
+    scripted += [v.name for v in reach.variables if isinstance(v.content, torch.jit.ScriptFunction)]
+    if scripted:
+        what = f"'{scripted[0]}' is scripted (torch.jit), and cannot be traced"
+        raise CaptureError(what, where=line, hint="the module or function that was scripted")
     for name, part in reach.modules[1:]:
         if part._backward_hooks or part._backward_pre_hooks:
             raise CaptureError(
