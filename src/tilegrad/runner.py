@@ -156,10 +156,10 @@ class TiledFunction(Function):
                 "backward a second time through the same tiled call: what it kept is freed",
                 hint="one backward per call (sum the losses first), or call the module again",
             )
+        ctx.session = None  # whatever happens now, a second backward finds nothing
         found = session.backward(grads)
         tensors = session.tensors
         result = [found[n].to(tensors[n].dtype) if n in found and n in session.needs else None for n in ctx.names]
-        ctx.session = None
         return (None, None, *result)
 
 

@@ -218,10 +218,13 @@ class Session:
             whole[name] = leaf
         for tile in phase.tiles(backward=True):
             island = Island(self, phase, tile, whole, graded=True)
-            with torch.enable_grad(), island.saved.hooks():
-                with self._precision():
-                    island.run(phase.steps(tile, backward=True))
-                island.backward()
+            try:
+                with torch.enable_grad(), island.saved.hooks():
+                    with self._precision():
+                        island.run(phase.steps(tile, backward=True))
+                    island.backward()
+            finally:
+                island.close()
         for name, leaf in whole.items():
             found = sums.get(name, leaf.grad)
             if found is not None:

@@ -60,6 +60,13 @@ class Island:
             torch.autograd.backward([t for t, _ in roots], [g for _, g in roots])
         self.settle(first, [g for _, g in roots])
 
+    def close(self) -> None:
+        """Let go of everything. Where a step is interrupted, its seams know the island and autograd knows the seams: a
+        circle that no garbage collector sees through."""
+        self.values.clear()
+        self.saved.pending.clear()
+        self.roots, self.leaves = [], []
+
     def settle(self, first: Sequence[Tensor], seeds: Sequence[Tensor]) -> None:
         """Give away the gradients of what the tile loaded. `first`: whole values that got their first gradient here."""
         _own_memory([*first, *(leaf for _, _, leaf in self.leaves)], seeds)
