@@ -36,26 +36,26 @@ class Judge:
         self.address = {"hosts": own_addresses(), "port": self._listener.getsockname()[1], "token": self._token}
         self._events = selectors.DefaultSelector()
         self._events.register(self._listener, selectors.EVENT_READ, self._greet)
-        self._bell, self._rope = socket.socketpair()  # wakes the thread
-        self._events.register(self._bell, selectors.EVENT_READ, lambda: self._bell.recv(1))
+        self._bell, self._rope = socket.socketpair()  # rung once, by `close`
+        self._events.register(self._bell, selectors.EVENT_READ, self._rung)
         mine, theirs = socket.socketpair()
         self.own = Line(mine)
         self._seat(self.ranks[0], Line(theirs))
-        self._closing = threading.Event()
+        self._rang = self._closing = False
         self._thread = threading.Thread(target=self._sit, name="tilegrad judge", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Take leave of the others, after the verdict if one is due. Waits a little for those that still listen."""
-        if not self._closing.is_set():
-            self._closing.set()
-            self._rope.send(b".")
+        if not self._rang:
+            self._rang = True
+            self._rope.send(b".")  # the thread has both ends open until it has heard this
             self._thread.join(5 * GRACE_S)
 
     # -- the thread ----------------------------------------------------------------------------------------------------
 
     def _sit(self) -> None:
-        while not self._closing.is_set() or (self.inquiry is not None and self.verdict is None):
+        while not self._closing or (self.inquiry is not None and self.verdict is None):
             self._wait(POLL_S if self.inquiry is not None and self.verdict is None else None)
             if self.inquiry is not None and self.verdict is None:
                 self._inquire(self.inquiry)
@@ -67,6 +67,10 @@ class Judge:
             key.data()
         if seconds is not None and self.inquiry is not None:
             self.inquiry.worst_s = max(self.inquiry.worst_s, time.monotonic() - begin - seconds)
+
+    def _rung(self) -> None:
+        self._bell.recv(1)
+        self._closing = True
 
     def _greet(self) -> None:
         with contextlib.suppress(OSError):  # a caller that has gone again

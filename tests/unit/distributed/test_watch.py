@@ -242,6 +242,27 @@ def test_strangers_are_not_heard() -> None:
 
 
 @pytest.mark.usefixtures("hurried")
+def test_a_judge_who_is_woken_before_the_bell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that closes may be put to sleep before it rings, while the judge hears something else."""
+    judge = Judge([0, 1], 60.0)
+    rope = judge._rope
+
+    class LateRope:
+        def send(self, text: bytes) -> int:
+            judge.own.finish()
+            judge._thread.join(0.3)
+            return rope.send(text)
+
+        def close(self) -> None:
+            rope.close()
+
+    monkeypatch.setattr(judge, "_rope", LateRope())
+    judge.close()
+    judge.own.close()
+    assert not judge._thread.is_alive()
+
+
+@pytest.mark.usefixtures("hurried")
 def test_a_rank_that_never_comes() -> None:
     """The others wait for it as in a call."""
     with pytest.raises(RankError) as caught:
