@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from loops import Net, backward, conv, image, once, whole_numbers
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, in_kernel_invocation_manager
 
 import tilegrad
 
@@ -131,6 +133,57 @@ def test_autocast_belongs_to_a_thread() -> None:
         return kinds.pop()
 
     assert together(lambda: ask(True), lambda: ask(False)) == [torch.bfloat16, torch.float32]
+
+
+class Watched(Net):
+    """Says when it is traced, and then takes its time, as if torch were inside of a kernel's shape function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.traced = threading.Event()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if isinstance(x, FakeTensor) and x.shape[-1] == 20:
+            with in_kernel_invocation_manager(x.fake_mode):
+                self.traced.set()
+                time.sleep(0.3)
+        return super().forward(x)
+
+
+def test_a_capture_elsewhere_hides_nothing_from_who_asks() -> None:
+    """While a module is traced, its parameters say that they lie on no device."""
+    net = Watched().float()
+    tiled = tilegrad.tile(net, tile=8)
+    tiled(image().float())  # the plan without autocast
+
+    def ask() -> torch.dtype:
+        assert net.traced.wait(60)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return tiled(image().float()).dtype
+
+    assert together(lambda: tiled(image(1, 2, 16, 20).float()), ask)[1] == torch.bfloat16
+
+
+def test_a_capture_waits_for_who_runs_the_model_as_it_is() -> None:
+    running = threading.Event()
+
+    class Slow(Watched):
+        def forward(self, x: Tensor) -> Tensor:
+            if type(x) is Tensor and not running.is_set():
+                running.set()
+                self.traced.wait(0.5)  # it may not be traced before this is done
+            return super().forward(x)
+
+    net = whole_numbers(Slow())
+    tiled = tilegrad.tile(net, budget="1GiB")
+    tiled.plan_for(image())
+
+    def other() -> Tensor:
+        assert running.wait(60)
+        return tiled(image(1, 2, 16, 20))
+
+    found = together(lambda: tiled(image()), other)
+    assert equal(found, [net(image()), net(image(1, 2, 16, 20))])
 
 
 def test_a_pool_of_workers() -> None:
