@@ -13,7 +13,7 @@ from torch import nn
 
 from .calls import Call, Calls, explained
 from .errors import InputError
-from .importers import TURNS, device_of, export_call, fill, from_shapes, tracing_elsewhere, tracing_here, untouched
+from .importers import LOCK, device_of, export_call, fill, from_shapes, tracing_elsewhere, tracing_here, untouched
 from .options import Options
 from .runner import Runner
 from .runtime import plain_bytes
@@ -126,7 +126,7 @@ class TiledModule(Wrapped):
 
     def plan_for(self, *inputs: Any, **kwargs: Any) -> Plan:
         """Plan for inputs (tensors, or shapes) without running anything."""
-        with TURNS:
+        with LOCK:
             call = Call.of(self.module, *from_shapes(self.module, inputs, kwargs))
             self._state.last = self._runner(call)
         return self.plan
@@ -134,13 +134,12 @@ class TiledModule(Wrapped):
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         if tracing_here() or (torch.compiler.is_exporting() and not tracing_elsewhere()):
             return self.module(*args, **kwargs)
-        with TURNS:  # a capture puts other tensors into the module for a moment
+        with LOCK:  # a capture puts other tensors into the module for a moment, which say they lie elsewhere
             call = Call.of(self.module, args, kwargs)
             runner = self._state.last = self._runner(call)
             tensors, device = runner.captured.bind(call.flat), device_of(self.module)
         if runner.schedule.mode == "none":
-            with TURNS.run():
-                return self.module.forward(*args, **kwargs)  # it fits as it is
+            return self.module.forward(*args, **kwargs)  # it fits as it is
         return runner(tensors, device, call.flat)
 
     def _runner(self, call: Call) -> Runner:

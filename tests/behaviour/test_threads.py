@@ -164,28 +164,6 @@ def test_a_capture_elsewhere_hides_nothing_from_who_asks() -> None:
     assert together(lambda: tiled(image(1, 2, 16, 20).float()), ask)[1] == torch.bfloat16
 
 
-def test_a_capture_waits_for_who_runs_the_model_as_it_is() -> None:
-    running = threading.Event()
-
-    class Slow(Watched):
-        def forward(self, x: Tensor) -> Tensor:
-            if type(x) is Tensor and not running.is_set():
-                running.set()
-                self.traced.wait(0.5)  # it may not be traced before this is done
-            return super().forward(x)
-
-    net = whole_numbers(Slow())
-    tiled = tilegrad.tile(net, budget="1GiB")
-    tiled.plan_for(image())
-
-    def other() -> Tensor:
-        assert running.wait(60)
-        return tiled(image(1, 2, 16, 20))
-
-    found = together(lambda: tiled(image()), other)
-    assert equal(found, [net(image()), net(image(1, 2, 16, 20))])
-
-
 def test_a_pool_of_workers() -> None:
     net = make()
     tiled = tilegrad.tile(net, tile=8)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from .formats import load_profile as load_profile
     from .formats import load_rects as load_rects
     from .torch_export import HIDDEN as HIDDEN
-    from .torch_export import TURNS as TURNS
+    from .torch_export import LOCK as LOCK
     from .torch_export import Captured as Captured
     from .torch_export import Snapshot as Snapshot
     from .torch_export import argument_names as argument_names
@@ -36,7 +36,7 @@ _HOMES = {
     "load_profile": "formats",
     "load_rects": "formats",
     "HIDDEN": "torch_export",
-    "TURNS": "torch_export",
+    "LOCK": "torch_export",
     "Captured": "torch_export",
     "Snapshot": "torch_export",
     "argument_names": "torch_export",

@@ -13,6 +13,7 @@ from .program import export_call as export_call
 from .program import export_module as export_module
 from .reach import HIDDEN as HIDDEN
 from .state import Snapshot as Snapshot
+from .trace import LOCK as LOCK
 from .trace import tracing_elsewhere as tracing_elsewhere
 from .trace import tracing_here as tracing_here
 from .trace import untouched as untouched
@@ -20,4 +21,3 @@ from .trees import fill as fill
 from .trees import key_of as key_of
 from .trees import leaves as leaves
 from .trees import take as take
-from .turns import TURNS as TURNS

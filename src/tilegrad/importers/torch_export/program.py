@@ -29,9 +29,8 @@ from .explain import explain, is_ours
 from .functional import Aliases
 from .reach import HIDDEN, Slot
 from .state import Snapshot, Write
-from .trace import INNER, Given, Returned, Traced, trace
+from .trace import INNER, LOCK, Given, Returned, Traced, trace
 from .trees import fill, take
-from .turns import TURNS
 
 _SPLITS = {"split", "split_with_sizes", "chunk", "tensor_split", "unsafe_split", "unsafe_chunk"}
 _KINDS = {
@@ -107,7 +106,7 @@ def export_call(module: nn.Module, tree: Any, flat: Sequence[Tensor], names: Seq
     """Capture a call: the graph, where its tensors are, and how outputs are put together. `tree`: arguments and
     keywords over the tensors `flat`, which are called `names`."""
     check_ready(module)
-    with TURNS.capture():
+    with LOCK:
         try:
             start = Snapshot.take(module)
             traced = trace(module, tree, fake_inputs(module, flat), names)

@@ -38,9 +38,9 @@ from .reach import HIDDEN, Container, Reach, Slot, Variable
 from .session import Session, is_fake
 from .state import Undo, Write
 from .trees import fill, key_of, leaves, take
-from .turns import TURNS
 
 INNER = "model"  # what the user's module is called inside
+LOCK = threading.RLock()  # one capture at a time: it changes the module, and torch.autograd.Function, for a moment
 
 
 @dataclass
@@ -111,7 +111,7 @@ class _Outer(nn.Module):
 def trace(module: nn.Module, tree: Any, fakes: Sequence[Tensor], names: Sequence[str]) -> Traced:
     """Capture `module` for arguments `tree` (args and keywords) over these tensors, which are called `names`."""
     global _tracing
-    with TURNS.capture(), Undo(module) as undo:
+    with LOCK, Undo(module) as undo:
         _check_hooks(undo.reach)
         slots, session = _hide(module, undo.reach)
         _drop_hooks(module)
@@ -160,7 +160,7 @@ def _forward_of(module: nn.Module) -> Callable[..., Any]:
 @contextlib.contextmanager
 def untouched(module: nn.Module) -> Iterator[None]:
     """For running a module's forward pass without its own hooks: afterwards it is as it was."""
-    with TURNS.capture(), Undo(module), quiet():
+    with LOCK, Undo(module), quiet():
         _drop_hooks(module)
         yield
 
