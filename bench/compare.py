@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint_sequential
 
 import tilegrad
 from tilegrad.models import NETWORKS, vgg16
-from tilegrad.runtime import PeakBytes
+from tilegrad.testing import PeakBytes
 from tilegrad.units import format_bytes
 
 Step = Callable[[], None]

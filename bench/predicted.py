@@ -20,10 +20,9 @@ from torch import nn
 import tilegrad
 from tilegrad.errors import BudgetError
 from tilegrad.models import NETWORKS, example_shape
-from tilegrad.planners import Effort
-from tilegrad.runtime import PeakBytes
-from tilegrad.search import Slack, Steps, plan_step
+from tilegrad.planners import Effort, Problem, Slack, TrainingStep, plan_step
 from tilegrad.sim.machine import find_machine
+from tilegrad.testing import PeakBytes
 from tilegrad.units import format_bytes
 
 SIZES = {"unet3d": 108, "wavenet1d": 32_000, "unet_valid": 316}
@@ -117,13 +116,13 @@ def _measure(net: nn.Module, x: torch.Tensor) -> tuple[int, float]:
 def _replay(args: argparse.Namespace) -> Iterator[Row]:
     net = tilegrad.replay(tilegrad.load(DUMP), batch=args.batch, image=args.image, device=args.device)
     exact = args.device == "cpu"  # CUDA sums in another order every time
-    steps = Steps(net.graph, find_machine("v100"), Effort(exact_s=20.0), hosted=not exact)
+    steps = TrainingStep(net.graph, find_machine("v100"), Effort(exact_s=20.0), hosted=not exact)
     plain = net.plain()
     plain_s = _seconds(net.plain)
     peak = steps.keep.peak_bytes
     budgets = [peak + 4096, *(int(share * peak) for share in (0.85, 0.75, 0.65, 0.55))]
     for budget in budgets:
-        chosen = plan_step(steps, None, budget, slack=Slack(0.01, net.outside_bytes)).chosen
+        chosen = plan_step(Problem(budget, steps), slack=Slack(0.01, net.outside_bytes)).chosen
         found = net.run(chosen.schedule)
         seconds = _seconds(lambda: net.run(chosen.schedule))
         for name, grad in plain.grads.items():

@@ -18,7 +18,7 @@ import torch
 
 import tilegrad
 from tilegrad.models import NETWORKS, example_shape
-from tilegrad.runtime.record import Recorder, record
+from tilegrad.recording.record import Recorder, record
 
 Step = Callable[[], None]
 

@@ -22,12 +22,11 @@ from playwright.sync_api import sync_playwright
 
 from tilegrad.importers import load
 from tilegrad.ir import Phase
-from tilegrad.planners import Effort
+from tilegrad.planners import Effort, Problem, TrainingStep, plan_step
 from tilegrad.profile import Block, BlockKind, Operator, Profile, Span, check_profile
 from tilegrad.report.html import save_page
 from tilegrad.report.page import Drawn, Page
 from tilegrad.report.plan_html import save_plan_html
-from tilegrad.search import Steps, plan_step
 from tilegrad.sim.machine import find_machine
 from tilegrad.units import parse_bytes
 
@@ -104,8 +103,8 @@ def large_profile(operators: int, blocks: int) -> Profile:
 
 def draw_plan(picture: Path) -> None:
     """Candidates and charts, light."""
-    steps = Steps(load(DUMP), find_machine("v100"), Effort(exact_s=0.0))
-    planning = plan_step(steps, None, parse_bytes("4GB"))
+    steps = TrainingStep(load(DUMP), find_machine("v100"), Effort(exact_s=0.0))
+    planning = plan_step(Problem(parse_bytes("4GB"), steps))
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as play:
         path = Path(folder) / "plan.html"
         save_plan_html(planning, path)

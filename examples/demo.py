@@ -19,7 +19,7 @@ import tilegrad
 from tilegrad.bounds import MODES, tile_graph
 from tilegrad.models import resnet18
 from tilegrad.report.tiles import largest_working_set, work
-from tilegrad.runtime import PeakBytes
+from tilegrad.testing import PeakBytes
 from tilegrad.units import format_bytes, parse_bytes
 
 

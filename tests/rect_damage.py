@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from tilegrad.rects import Array, Operator, RectGraph
+from tilegrad.rects import Array, RectGraph, RectOperator
 from tilegrad.region import Box
 
 _ALIKE = ("0O", "1lI", "5S", "8B")
@@ -45,7 +45,7 @@ def _array(array: Array) -> Iterator[str]:
     yield f"write_rect={None if array.write_rect is None else _rect(array.write_rect)}"
 
 
-def _operator(op: Operator, graph: RectGraph) -> Iterator[str]:
+def _operator(op: RectOperator, graph: RectGraph) -> Iterator[str]:
     yield op.name
     if op.result_dim is not None and op.kind != "linear":
         yield f"result_dim={_dim(op.result_dim)}"

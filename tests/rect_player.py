@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tilegrad.rects import Operator, RectGraph, Role
+from tilegrad.rects import RectGraph, RectOperator, RectRole
 from tilegrad.region import Box
 
 Numbers = dict[str, np.ndarray]
@@ -42,7 +42,7 @@ class Player:
                 getattr(self, op.kind)(op, self.graphs[worker], self.state[worker])
             self.add_up(ops, before)
 
-    def fetch(self, ops: list[Operator]) -> None:
+    def fetch(self, ops: list[RectOperator]) -> None:
         array = ops[0].inputs["input"]
         for worker, op in enumerate(ops):
             for other, graph in enumerate(self.graphs):
@@ -53,7 +53,7 @@ class Player:
                     self.state[worker][array][part.slices] = self.state[other][array][part.slices]
                     self.halos[worker] += part.volume
 
-    def add_up(self, ops: list[Operator], before: list[Numbers]) -> None:
+    def add_up(self, ops: list[RectOperator], before: list[Numbers]) -> None:
         kind = ops[0].kind
         for port, name in ops[0].outputs.items():
             if (kind, port) in (("linear", "output"), ("scalar_affine_grad", "a.delta")):
@@ -83,22 +83,22 @@ class Player:
         assert not np.isnan(found).any(), name
         return found
 
-    def source(self, op: Operator, graph: RectGraph, s: Numbers) -> None:
+    def source(self, op: RectOperator, graph: RectGraph, s: Numbers) -> None:
         """The images are there from the start."""
 
-    def set_zero(self, op: Operator, graph: RectGraph, s: Numbers) -> None:
+    def set_zero(self, op: RectOperator, graph: RectGraph, s: Numbers) -> None:
         array = graph.array[op.outputs["output"]]
         assert array.write_rect is not None
         s[array.name][array.write_rect.slices] = 0
 
-    def locally_connected(self, op: Operator, graph: RectGraph, s: Numbers) -> None:
+    def locally_connected(self, op: RectOperator, graph: RectGraph, s: Numbers) -> None:
         x, w, y = s[op.inputs["input"]], s[op.inputs["filters"]], s[op.outputs["output"]]
         out = op.dists["dist_result"]
         y[out.slices] = 0
         for u, v, here, shifted in _taps(w, out):
             y[out.slices] += np.einsum("ocij,ncij->noij", w[:, 0, 0, :, u, v][here], x[shifted])
 
-    def locally_connected_grad(self, op: Operator, graph: RectGraph, s: Numbers) -> None:
+    def locally_connected_grad(self, op: RectOperator, graph: RectGraph, s: Numbers) -> None:
         x, w, dy = (s[op.inputs[port]] for port in ("input", "filters", "output.delta"))
         out = op.dists["dist_result"]
         for u, v, here, shifted in _taps(w, out):
@@ -108,14 +108,14 @@ class Player:
                 back = np.einsum("ocij,noij->ncij", w[:, 0, 0, :, u, v][here], dy[out.slices])
                 s[op.outputs["input.delta"]][shifted] += back
 
-    def scalar_affine(self, op: Operator, graph: RectGraph, s: Numbers) -> None:
+    def scalar_affine(self, op: RectOperator, graph: RectGraph, s: Numbers) -> None:
         box = op.dists["dist_result"].slices
         x, a, b = (s[op.inputs[port]] for port in ("input", "a", "b"))
         bias = b[(slice(None), *box[1:])]
         y = a[0] * x[box] + bias if op.attrs.get("gain") == "a*x+b" else a[0] * (x[box] + bias)
         s[op.outputs["output"]][box] = y
 
-    def scalar_affine_grad(self, op: Operator, graph: RectGraph, s: Numbers) -> None:
+    def scalar_affine_grad(self, op: RectOperator, graph: RectGraph, s: Numbers) -> None:
         box = op.dists["dist_result"].slices
         places = (slice(None), *box[1:])
         x, dy, a = s[op.inputs["input"]][box], s[op.inputs["output.delta"]][box], s[op.inputs["a"]][0]
@@ -124,41 +124,41 @@ class Player:
         s[op.outputs["a.delta"]] += np.sum(dy * (x if second else x + s[op.inputs["b"]][places]))
         s[op.outputs["b.delta"]][places] += (1 if second else a) * dy.sum(0, keepdims=True)
 
-    def nonlinearity(self, op: Operator, graph: RectGraph, s: Numbers) -> None:
+    def nonlinearity(self, op: RectOperator, graph: RectGraph, s: Numbers) -> None:
         box = op.dists["dist_result"].slices
         s[op.outputs["output"]][box] = np.maximum(s[op.inputs["input"]][box], 0)
 
-    def nonlinearity_grad(self, op: Operator, graph: RectGraph, s: Numbers) -> None:
+    def nonlinearity_grad(self, op: RectOperator, graph: RectGraph, s: Numbers) -> None:
         box = op.dists["dist_result"].slices
         s[op.outputs["input.delta"]][box] += s[op.inputs["output.delta"]][box] * (s[op.inputs["output"]][box] > 0)
 
-    def linear(self, op: Operator, graph: RectGraph, s: Numbers) -> None:
+    def linear(self, op: RectOperator, graph: RectGraph, s: Numbers) -> None:
         box = op.dists["read_rect"].slices
         h, w = s[op.inputs["input"]][box], s[op.inputs["weights"]][(slice(None), *box[1:])]
         s[op.outputs["output"]][:, :, 0, 0] = np.einsum("kcij,ncij->nk", w, h)
 
-    def linear_grad(self, op: Operator, graph: RectGraph, s: Numbers) -> None:
+    def linear_grad(self, op: RectOperator, graph: RectGraph, s: Numbers) -> None:
         box = op.dists["write_rect"].slices
         places = (slice(None), *box[1:])
         dz = s[op.inputs["output.delta"]][:, :, 0, 0]
         s[op.outputs["weights.delta"]][places] += np.einsum("nk,ncij->kcij", dz, s[op.inputs["input"]][box])
         s[op.outputs["input.delta"]][box] += np.einsum("nk,kcij->ncij", dz, s[op.inputs["weights"]][places])
 
-    def softmax_cross_entropy(self, op: Operator, graph: RectGraph, s: Numbers) -> None:
+    def softmax_cross_entropy(self, op: RectOperator, graph: RectGraph, s: Numbers) -> None:
         s[op.outputs["probability"]][:] = s[op.inputs["input"]]
         s[op.outputs["output"]][:] = s[op.inputs["input"]].sum()
 
-    def softmax_cross_entropy_grad(self, op: Operator, graph: RectGraph, s: Numbers) -> None:
+    def softmax_cross_entropy_grad(self, op: RectOperator, graph: RectGraph, s: Numbers) -> None:
         classes = np.arange(s[op.inputs["probability"]].shape[1])[None, :, None, None]
         s[op.outputs["input.delta"]] += s[op.inputs["probability"]] % 7 - (classes == s[op.inputs["labels"]])
 
-    def evaluate(self, op: Operator, graph: RectGraph, s: Numbers) -> None:
+    def evaluate(self, op: RectOperator, graph: RectGraph, s: Numbers) -> None:
         s[op.outputs["output"]][:] = (s[op.inputs["probability"]].argmax(1) == s[op.inputs["labels"]][:, 0]).sum()
 
-    def accuracy(self, op: Operator, graph: RectGraph, s: Numbers) -> None:
+    def accuracy(self, op: RectOperator, graph: RectGraph, s: Numbers) -> None:
         assert not np.isnan(s[op.inputs["input"]]).any()
 
-    def update(self, op: Operator, graph: RectGraph, s: Numbers) -> None:
+    def update(self, op: RectOperator, graph: RectGraph, s: Numbers) -> None:
         box = op.dists["dist_result"].slices
         s[op.inputs["params"]][box] -= s[op.inputs["gradient"]][box] % 5
 
@@ -178,7 +178,7 @@ def random_start(graph: RectGraph, seed: int = 0) -> Numbers:
     rng = np.random.default_rng(seed)
     start: Numbers = {}
     for array in graph.arrays:
-        if array.role is Role.PARAM:
+        if array.role is RectRole.PARAM:
             start[array.name] = rng.integers(-1, 2, array.dim).astype(float)
     start["data.raw_output"] = rng.integers(0, 3, graph.array["data.raw_output"].dim).astype(float)
     classes = graph.array["classifier.linear1.output"].dim[1]

@@ -1,4 +1,5 @@
-"""A second simulator of step lists, naive on purpose: sets and dictionaries, nothing shared with `tilegrad.sim`.
+"""A second simulator of schedules of whole nodes, naive on purpose: sets and dictionaries, nothing shared with
+`tilegrad.sim`.
 
 It plays a schedule on symbols. Every piece of memory has a content, the history of how it was made; a node must find
 just what it finds when everything is kept. So a value that is missing, stale or overwritten is found out whatever
@@ -11,8 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tilegrad.ir import Graph, Kind, Role
-from tilegrad.schedule.step_list import StepList
-from tilegrad.schedule.steps import Fetch, Free, Offload, Run, WholeStep
+from tilegrad.schedule import Free, Move, Run, Schedule, ScheduleStep
 
 Content = int  # a number for each history
 
@@ -60,7 +60,7 @@ class Player:
         outputs = self.graph.node[name].outputs
         return {out for out in outputs if self.root[out] == out and out not in self.resident}
 
-    def play(self, schedule: StepList) -> Played:
+    def play(self, schedule: Schedule) -> Played:
         """Run all steps, and find every node's inputs as they should be."""
         self.cells = {name: self._number(name) for name in self.resident}
         self.host: dict[str, Content] = {}
@@ -69,28 +69,28 @@ class Player:
             peak = max(peak, self._step(step, f"step {at}: {step}"))
             host_peak = max(host_peak, self._bytes(self.host))
             if isinstance(step, Run):
-                ran.append(step.node)
-            if isinstance(step, Fetch):
+                ran.append(step.island)
+            if isinstance(step, Move) and step.store == "device":
                 del self.host[step.value]
         assert {name: self.cells.get(self.root[name]) for name in self.graph.outputs} == self.result
         assert list(dict.fromkeys(ran)) == [n.name for n in self.graph.nodes]
         return Played(peak, host_peak, tuple(name for k, name in enumerate(ran) if name in ran[:k]))
 
-    def _step(self, step: WholeStep, where: str) -> int:
+    def _step(self, step: ScheduleStep, where: str) -> int:
         """Returns the bytes while it runs."""
         before = self._bytes(self.cells)
         if isinstance(step, Run):
-            both = before + self._bytes(self.made_by(step.node))  # a value made once more is there twice
-            assert self._run(step.node, self.cells) == self.found[step.node], where
+            both = before + self._bytes(self.made_by(step.island))  # a value made once more is there twice
+            assert self._run(step.island, self.cells) == self.found[step.island], where
             return both
-        assert step.value not in self.resident, where
+        assert isinstance(step, Free | Move) and step.value not in self.resident, where
         if isinstance(step, Free):
             assert step.value not in {self.root[name] for name in self.graph.outputs}, where
             del self.cells[step.value]
-        elif isinstance(step, Offload):
+        elif step.store == "host":
             self.host[step.value] = self.cells[step.value]
         else:
-            assert step.value not in self.cells, where
+            assert step.store == "device" and step.value not in self.cells, where
             self.cells[step.value] = self.host[step.value]
         return max(before, self._bytes(self.cells))
 
@@ -98,5 +98,10 @@ class Player:
         return sum(self.size[name] for name in names)
 
 
-def play(schedule: StepList) -> Played:
+def play(schedule: Schedule) -> Played:
     return Player(schedule.graph).play(schedule)
+
+
+def moved(steps: Iterable[ScheduleStep], store: str) -> list[str]:
+    """The values that begin to move to a store, in order."""
+    return [step.value for step in steps if isinstance(step, Move) and step.store == store]

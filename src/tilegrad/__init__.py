@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from .importers import load as load
     from .importers import load_profile as load_profile
     from .importers import load_rects as load_rects
+    from .modules.replayed import Replay as Replay
+    from .modules.replayed import replay as replay
+    from .modules.tiled import Plan as Plan
+    from .modules.tiled import TiledModule as TiledModule
+    from .modules.tiled import tile as tile
+    from .modules.verification import Verification as Verification
+    from .modules.verification import verify as verify
     from .profile import Profile as Profile
-    from .replayed import Replay as Replay
-    from .replayed import replay as replay
+    from .recording.record import record as record
     from .report.chrome_trace import save_chrome_trace as save_chrome_trace
-    from .runtime.record import record as record
-    from .tiled import Plan as Plan
-    from .tiled import TiledModule as TiledModule
-    from .tiled import tile as tile
-    from .verification import Verification as Verification
-    from .verification import verify as verify
 
 __version__ = "0.1.0"
 
@@ -31,14 +31,14 @@ _HOMES = {
     "load_profile": "importers",
     "load_rects": "importers",
     "Profile": "profile",
-    "Replay": "replayed",
-    "replay": "replayed",
-    "record": "runtime.record",
+    "Replay": "modules.replayed",
+    "replay": "modules.replayed",
+    "record": "recording.record",
     "save_chrome_trace": "report.chrome_trace",
-    "Plan": "tiled",
-    "TiledModule": "tiled",
-    "tile": "tiled",
-    "Verification": "verification",
-    "verify": "verification",
+    "Plan": "modules.tiled",
+    "TiledModule": "modules.tiled",
+    "tile": "modules.tiled",
+    "Verification": "modules.verification",
+    "verify": "modules.verification",
 }
 __getattr__, __dir__ = _lazy_names(__name__, _HOMES, packages=("distributed", "nn", "ops"))

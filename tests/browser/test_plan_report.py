@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from tabs import Open, tip
 
-from tilegrad.planners import Effort
+from tilegrad.planners import Candidate, Effort, Planning, Problem, TrainingStep, plan_step
 from tilegrad.report.plan_html import plan_page
-from tilegrad.search import Candidate, Planning, Steps, plan_step
+from tilegrad.schedule import Schedule
 from tilegrad.sim.machine import find_machine
 from tilegrad.sim.memory import Alive, Memory
 from training_graphs import chain_graph
@@ -19,8 +19,8 @@ MIB = 2**20
 
 def plan(planner: str) -> Planning:
     graph = chain_graph([8 * MIB, 16 * MIB, 24 * MIB] * 4, time_s=0.01)
-    steps = Steps(graph, find_machine("v100"), Effort(exact_s=0.0, heuristic_s=0.5))
-    return plan_step(steps, None, int(steps.keep.peak_bytes * 0.6), planner=planner)
+    steps = TrainingStep(graph, find_machine("v100"), Effort(exact_s=0.0, heuristic_s=0.5))
+    return plan_step(Problem(int(steps.keep.peak_bytes * 0.6), steps), planner=planner)
 
 
 @pytest.mark.parametrize(("planner", "kind"), [("offload", "back from the host"), ("recompute", "made again")])
@@ -61,7 +61,7 @@ def test_tiles(open_page: Open) -> None:
     memory = Memory(
         (5 * MIB, 9 * MIB), (0, 0), 9 * MIB, 1, 4 * MIB, 0, (Alive("tile", 5 * MIB, "here"),), (), ("a", "b")
     )
-    tiles = Candidate("tile", "4 along h", object(), 9 * MIB, 1.0, memory=memory)  # type: ignore[arg-type]
+    tiles = Candidate("tile", "4 along h", Schedule(chain_graph([1]), "stream"), 9 * MIB, 1.0, memory=memory)
     tab = open_page(plan_page(replace(planning, candidates=(planning.plain, tiles), chosen=tiles)))
     assert "is in step 2, when tile 'b' runs" in tab.inner_text("#memory-caption") and tab.locator("#map").is_hidden()
     assert tab.locator("#peak tbody tr").count() == 2

@@ -12,7 +12,7 @@ from tasks import Case, Found, plain_step
 from torch import Tensor
 
 from tilegrad.testing import assert_same
-from tilegrad.testing.exact import Step
+from tilegrad.testing.exact import StepResult
 
 TOLERANCE = 1e-12  # of the largest entry
 
@@ -36,7 +36,7 @@ def assert_ranks_agree(
     return every
 
 
-def joined(found: Sequence[Found]) -> list[Step]:
+def joined(found: Sequence[Found]) -> list[StepResult]:
     """What every rank found, with gradients of parameters that are cut put together from all ranks."""
     wholes: dict[str, Tensor] = {}
     for one in found:

@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 import tilegrad
-from tilegrad.distributed import Part, part, rank_plan
+from tilegrad.distributed import Part, part
 from tilegrad.errors import TilegradError
+from tilegrad.planners import mesh as mesh_planner
 from tilegrad.region import Box
-from tilegrad.testing.exact import Step, integer_tensor
+from tilegrad.testing.exact import StepResult, integer_tensor
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Case:
 class Found:
     """What a step leaves behind on one rank. Parameters in `boxes` are cut: their gradients are this rank's box."""
 
-    step: Step
+    step: StepResult
     boxes: Mapping[str, tuple[Box, tuple[int, ...]]]  # by name: the box and the whole shape
     traffic: Traffic
 
@@ -80,7 +81,7 @@ def step(mesh: Any, case: Case) -> Found:
     wholes = [item.whole() if isinstance(item, Part) else item.detach() for item in outputs]
     for item in outputs:
         assert not isinstance(item, Part) or tuple(item.local.shape) == item.box.shape
-    found = Step(
+    found = StepResult(
         {f"output {at}": item for at, item in enumerate(wholes)},
         {f"gradient of {name}": grad for name, grad in gradients.items()},
         {f"buffer {name}": buffer.detach().clone() for name, buffer in case.net.named_buffers()},
@@ -105,14 +106,14 @@ def run_once(module: nn.Module, given: Sequence[Any], case: Case) -> list[Any]:
     return outputs
 
 
-def plain_step(case: Case) -> Step:
+def plain_step(case: Case) -> StepResult:
     """The same in one process, with plain torch."""
     given = [_leaf(x, _graded(case, at)) if isinstance(x, Tensor) else x for at, x in enumerate(case.inputs)]
     for _ in range(case.steps):
         outputs = run_once(case.net, given, case)
     gradients = {f"input {at}": x.grad for at, x in enumerate(given) if isinstance(x, Tensor) and x.requires_grad}
     gradients |= {name: p.grad for name, p in case.net.named_parameters() if p.requires_grad}
-    return Step(
+    return StepResult(
         {f"output {at}": item.detach() for at, item in enumerate(outputs)},
         {f"gradient of {name}": grad for name, grad in gradients.items()},
         {f"buffer {name}": buffer.detach().clone() for name, buffer in case.net.named_buffers()},
@@ -162,14 +163,15 @@ def _traffic(tiled: Any) -> Traffic:
 def _in_tiles(count: int | None) -> Iterator[None]:
     """Plans of so many tiles on every rank, whatever fits."""
 
-    def options(graph: Any, mesh: Any, exchanged: Any, _: Any) -> Iterator[Any]:
-        inner, axis = rank_plan._tile_axis(mesh)
-        yield rank_plan.plan_mesh(graph, inner, exchanged=exchanged, tiles={axis: count}), False, "as the test wants"
+    def plans(ranks: Any, exchanged: Any) -> Iterator[Any]:
+        inner, axis = mesh_planner._tile_axis(ranks.mesh)
+        plan = mesh_planner.plan_mesh(ranks.graph, inner, exchanged=exchanged, tiles={axis: count})
+        yield plan, False, "as the test wants"
 
     if count is None:
         yield
         return
-    with mock.patch.object(rank_plan, "_options", options):
+    with mock.patch.object(mesh_planner, "_plans", plans):
         yield
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import tilegrad
 from tilegrad.testing import assert_same_step, integer_module, integer_tensor
-from tilegrad.testing.op_suite import Function
+from tilegrad.testing.op_suite import SampleFunction
 
 every_mode = pytest.mark.parametrize("mode", ["stream", "scatter", "gather"])
 
@@ -60,7 +60,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[int, ...], dict[str, int]]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_functions(name: str, mode: str) -> None:
     function, shape, tile = CASES[name]
-    assert_same_step(Function(function), integer_tensor(shape), tile=tile, mode=mode)
+    assert_same_step(SampleFunction(function), integer_tensor(shape), tile=tile, mode=mode)
 
 
 class _Permuted(nn.Module):
@@ -96,7 +96,7 @@ def test_layers(name: str, mode: str) -> None:
 def test_the_gradient_that_is_given_is_not_written_to(tile: int, mode: str) -> None:
     for function in (plus_sum, shared_statistic, lambda x: (x + 0, x.view(x.shape)), lambda x: x.mT):
         x = integer_tensor((1, 2, 5, 5)).requires_grad_()
-        found = tilegrad.tile(Function(function), tile=tile, mode=mode)(x)
+        found = tilegrad.tile(SampleFunction(function), tile=tile, mode=mode)(x)
         outputs = found if isinstance(found, tuple) else (found,)
         grads = [integer_tensor(out.shape, seed=at) for at, out in enumerate(outputs)]
         before = [grad.clone() for grad in grads]
@@ -104,3 +104,18 @@ def test_the_gradient_that_is_given_is_not_written_to(tile: int, mode: str) -> N
         assert all(torch.equal(a, b) for a, b in zip(before, grads, strict=True))
         x.grad += 1  # nor does it share memory with what autograd keeps
         assert all(torch.equal(a, b) for a, b in zip(before, grads, strict=True))
+
+
+@every_mode
+def test_one_gradient_for_two(mode: str) -> None:
+    """What is added gets one gradient, in one memory: tiles that add to the one must not add to the other."""
+
+    class OnSpace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.map, self.conv = nn.Parameter(torch.zeros(1, 2, 2, 2)), nn.Conv2d(2, 2, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.interpolate(self.conv(x + self.map), scale_factor=2, mode="bilinear")
+
+    assert_same_step(integer_module(OnSpace()), [integer_tensor((1, 2, 2, 2))], tile={"h": 1}, mode=mode)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import tilegrad
-from tilegrad.testing import Step, assert_same, integer_module, integer_tensor, run_step
+from tilegrad.testing import StepResult, assert_same, integer_module, integer_tensor, run_step
 
 TILINGS: list[dict[str, Any]] = [
     {"tile": tile, "mode": mode, "halos": halos}
@@ -27,7 +27,7 @@ def make_net(kind: type[nn.Module] = nn.Dropout, p: float = 0.5) -> nn.Module:
     )
 
 
-def seeded(net: nn.Module, seed: int, **options: Any) -> Step:
+def seeded(net: nn.Module, seed: int, **options: Any) -> StepResult:
     torch.manual_seed(seed)
     return run_step(tilegrad.tile(copy.deepcopy(net), **options), [integer_tensor((2, 2, 13, 11))])
 

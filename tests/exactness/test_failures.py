@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 import tilegrad
-import tilegrad.tiled
+import tilegrad.modules.tiled
 from tilegrad.errors import CaptureError, GridError, InputError, ModelError, RunError, TilegradError
+from tilegrad.execution import Pass
 from tilegrad.ops.conv import Conv
-from tilegrad.runtime import Session
 from tilegrad.testing import PeakBytes, assert_same, assert_same_step, integer_module, integer_tensor, run_step
 
 every_mode = pytest.mark.parametrize("mode", ["stream", "scatter", "gather"])
@@ -35,16 +35,16 @@ def image(*shape: int) -> Tensor:
 
 
 @pytest.fixture
-def sessions(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[weakref.ref[Session]]]:
+def sessions(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[weakref.ref[Pass]]]:
     """Weak references to all sessions that are made: what a step keeps lives in them."""
-    made: list[weakref.ref[Session]] = []
+    made: list[weakref.ref[Pass]] = []
 
-    class Watched(Session):
+    class Watched(Pass):
         def __init__(self, *args: Any, **kwargs: Any):
             super().__init__(*args, **kwargs)
             made.append(weakref.ref(self))
 
-    monkeypatch.setattr(tilegrad.runner, "Session", Watched)
+    monkeypatch.setattr(tilegrad.modules.runner, "Pass", Watched)
     yield made
     gc.collect()
     assert made and not any(ref() for ref in made)
@@ -54,7 +54,7 @@ def sessions(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[weakref.ref[Sessi
 
 
 @every_mode
-def test_without_gradients_nothing_is_kept(mode: str, sessions: list[weakref.ref[Session]]) -> None:
+def test_without_gradients_nothing_is_kept(mode: str, sessions: list[weakref.ref[Pass]]) -> None:
     tiled, plain = tilegrad.tile(make_net(), tile=4, mode=mode), make_net()
     for block in (torch.no_grad, torch.inference_mode):
         with block():
@@ -67,7 +67,7 @@ def test_without_gradients_nothing_is_kept(mode: str, sessions: list[weakref.ref
 
 
 @every_mode
-def test_backward_frees_the_session(mode: str, sessions: list[weakref.ref[Session]]) -> None:
+def test_backward_frees_the_session(mode: str, sessions: list[weakref.ref[Pass]]) -> None:
     tiled = tilegrad.tile(make_net(), tile=4, mode=mode)
     out = tiled(image())
     out.sum().backward()
@@ -76,7 +76,7 @@ def test_backward_frees_the_session(mode: str, sessions: list[weakref.ref[Sessio
 
 
 @every_mode
-def test_dropping_the_output_frees_the_session(mode: str, sessions: list[weakref.ref[Session]]) -> None:
+def test_dropping_the_output_frees_the_session(mode: str, sessions: list[weakref.ref[Pass]]) -> None:
     out = tilegrad.tile(make_net(), tile=4, mode=mode)(image())
     assert sessions[-1]() is not None
     del out
@@ -148,7 +148,7 @@ def test_halos_on_disk_take_no_memory() -> None:
 
 
 @every_mode
-def test_an_error_in_a_hook_leaves_the_module_usable(mode: str, sessions: list[weakref.ref[Session]]) -> None:
+def test_an_error_in_a_hook_leaves_the_module_usable(mode: str, sessions: list[weakref.ref[Pass]]) -> None:
     net = make_net()
     tiled = tilegrad.tile(net, tile=4, mode=mode)
 
@@ -170,7 +170,7 @@ def test_an_interrupted_step(
     error: type[BaseException],
     at: int,
     mode: str,
-    sessions: list[weakref.ref[Session]],
+    sessions: list[weakref.ref[Pass]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tiled = tilegrad.tile(make_net(), tile=4, mode=mode)

@@ -15,7 +15,7 @@ from tilegrad.ops import Call, Op, Place, Sample, op, registered, registry
 from tilegrad.ops.base import Reads, imagelike
 from tilegrad.region import Slide
 from tilegrad.testing import assert_same_step, check_operator, integer_tensor
-from tilegrad.testing.op_suite import Function
+from tilegrad.testing.op_suite import SampleFunction
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'", "ignore:.*is deprecated", "ignore:reduction:")
 
@@ -43,7 +43,7 @@ def test_a_sample_in_every_mode(label: str, mode: str) -> None:
         else integer_tensor(shape, -4, 4, at)
         for at, shape in enumerate(sample.shapes)
     ]
-    module = Function(sample.function)
+    module = SampleFunction(sample.function)
     if label in FORWARD_ONLY:
         assert torch.equal(tilegrad.tile(module, tile=3, mode=mode)(*inputs), module(*inputs))
         return

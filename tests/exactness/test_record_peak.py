@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import tilegrad
 from tilegrad.models import NETWORKS, example_shape
 from tilegrad.profile import BlockKind, Profile, check_profile
-from tilegrad.runtime import PeakBytes
-from tilegrad.runtime.record import Recorder, record
+from tilegrad.recording.record import Recorder, record
+from tilegrad.sim.peak import PeakBytes
 
 SIZES = {"unet3d": 16, "wavenet1d": 1200, "unet_valid": 188}
 

@@ -17,7 +17,8 @@ import tilegrad
 from tilegrad.models import NETWORKS, SegmentationLoss, example_shape, unet, vgg16, wavenet1d
 from tilegrad.models.drop_path import DropPath
 from tilegrad.models.resnet import BasicBlock
-from tilegrad.testing import Step, assert_same, assert_same_step, integer_module, integer_tensor, run_step
+from tilegrad.sim.predict import Prediction
+from tilegrad.testing import StepResult, assert_same, assert_same_step, integer_module, integer_tensor, run_step
 from tilegrad.testing.exact import size_of
 
 MODES = ("stream", "scatter", "gather")
@@ -44,8 +45,8 @@ SMALL: dict[str, tuple[dict[str, Any], int, int]] = {
 @pytest.fixture(autouse=True)
 def _plan_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers matter here; what a plan is predicted to need is tested elsewhere, and takes long to find."""
-    nothing = tilegrad.runtime.Prediction(0, 0, 0, "", "")
-    monkeypatch.setattr("tilegrad.search.tiles.predict", lambda *_, **__: nothing)
+    nothing = Prediction(0, 0, 0, "", "")
+    monkeypatch.setattr("tilegrad.planners.tile.predict", lambda *_, **__: nothing)
 
 
 def small(name: str, train: bool) -> nn.Module:
@@ -75,7 +76,7 @@ def image(name: str, seed: int = 0) -> Tensor:
     return torch.randn(example_shape(name, SMALL[name][1]), generator=made, dtype=torch.float64)
 
 
-def assert_lively(step: Step) -> None:
+def assert_lively(step: StepResult) -> None:
     """A comparison with numbers that are all but zero would say nothing."""
     sizes = sorted(map(size_of, step.gradients.values()))
     assert sizes[len(sizes) // 4] > 1e-4 * sizes[-1]
@@ -204,7 +205,7 @@ def test_twenty_steps_of_training(mode: str) -> None:
 # Stochastic depth
 
 
-def seeded(net: nn.Module, x: Tensor, seed: int, **options: Any) -> Step:
+def seeded(net: nn.Module, x: Tensor, seed: int, **options: Any) -> StepResult:
     torch.manual_seed(seed)
     return run_step(tilegrad.tile(copy.deepcopy(net), **options), [x])
 

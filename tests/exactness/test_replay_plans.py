@@ -17,10 +17,12 @@ from step_plans import Choose, at_random, plans
 import tilegrad
 from tilegrad.errors import ModelError
 from tilegrad.ir import Build, Graph, Kind, TensorType, check_graph
-from tilegrad.planners import plan_keep, plan_sqrt, plan_tiles
-from tilegrad.replayed import Outcome, Replay
-from tilegrad.schedule.step_list import StepList, check_steps
-from tilegrad.sim.memory import measure_memory
+from tilegrad.modules.replayed import Outcome, Replay
+from tilegrad.planners import plan_keep, plan_tiles
+from tilegrad.planners.segments import plan_sqrt
+from tilegrad.schedule import Move, Schedule, check_schedule, fuse
+from tilegrad.schedule.whole import whole_schedule
+from tilegrad.sim.predict import measure_memory, predict
 from tilegrad.testing.exact import size_of
 
 DUMP = Path(__file__).parents[1] / "data" / "unet_chainer.txt"
@@ -44,6 +46,13 @@ def assert_equal(found: Outcome, wanted: Outcome) -> None:
     assert all(torch.equal(a, b) for a, b in zip(found.outputs, wanted.outputs, strict=True))
 
 
+def fused_on(net: Replay, plan: Schedule) -> Schedule:
+    """The plan with what is kept anyway in one piece; by itself `Replay.run` leaves nodes apart."""
+    fused = fuse(net.adapt(plan), net.forward)
+    check_schedule(fused)
+    return fused
+
+
 PLANS: dict[str, Choose] = {
     "keep": plan_keep,
     "sqrt": lambda graph: plan_sqrt(graph, dict.fromkeys(graph.node, 1.0)),
@@ -57,10 +66,15 @@ PLANS: dict[str, Choose] = {
 def test_plans_for_its_own_graph(plan: str) -> None:
     net, plain = small()
     schedule = PLANS[plan](net.graph)
-    found = net.run(schedule)
-    assert_equal(found, plain)
-    predicted = measure_memory(schedule).peak_bytes
-    assert 0.95 * predicted <= found.peak_bytes <= predicted + 4096
+    fused = fused_on(net, schedule)
+    for one, predicted in (
+        (schedule, measure_memory(schedule).peak_bytes),
+        (schedule, predict(fuse(schedule, net.forward, apart=True), net.graded).total_bytes),
+        (fused, predict(fused, net.graded).total_bytes),
+    ):
+        found = net.run(one)
+        assert_equal(found, plain)
+        assert 0.95 * predicted <= found.peak_bytes <= predicted + 4096
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -69,10 +83,11 @@ def test_plans_for_the_imported_graph(plan: str) -> None:
     this one reads in between are left out."""
     net, plain = small()
     adapted = net.adapt(PLANS[plan](dump()))
-    check_steps(adapted)
+    check_schedule(adapted)
     assert_equal(net.run(adapted), plain)
-    moves = Counter(type(step).__name__ for step in adapted.steps)
-    assert moves["Offload"] == moves["Fetch"] and (moves["Fetch"] > 10 or plan not in ("moves", "both"))
+    assert_equal(net.run(fused_on(net, adapted)), plain)
+    moves = Counter(step.store for step in adapted.steps if isinstance(step, Move))
+    assert moves["host"] == moves["device"] and (moves["device"] > 10 or plan not in ("moves", "both"))
 
 
 def test_planners_plans_for_the_imported_graph() -> None:
@@ -81,22 +96,26 @@ def test_planners_plans_for_the_imported_graph() -> None:
     assert {c.planner for c in found} >= {"recompute", "offload"}
     for candidate in found:
         assert_equal(net.run(candidate.schedule), plain)
+        assert_equal(net.run(fused_on(net, candidate.schedule)), plain)
 
 
 def test_another_batch_image_and_seed() -> None:
     net = tilegrad.replay(dump(), batch=2, image=204, seed=3)
     assert {v.type.shape for v in net.forward.of_kind(Kind.INPUT)} == {(2, 1, 204, 204), (2, 20, 20)}
-    assert_equal(net.run(PLANS["sqrt"](net.graph)), net.plain())
+    schedule = PLANS["sqrt"](net.graph)
+    assert_equal(net.run(schedule), net.plain())
+    assert_equal(net.run(fused_on(net, schedule)), net.plain())
 
 
 def test_another_precision() -> None:
     net = tilegrad.replay(dump(), batch=1, image=188, dtype=torch.float64)
-    found = net.run(PLANS["moves"](net.graph))
+    schedule = PLANS["moves"](net.graph)
     _, plain = small()
-    for name, grad in plain.grads.items():
-        assert found.grads[name].dtype is torch.float64
-        # the same numbers but for the rounding of single precision, forty layers deep
-        assert size_of(found.grads[name] - grad) <= 1e-3 * size_of(grad), name
+    for found in (net.run(schedule), net.run(fused_on(net, schedule))):
+        for name, grad in plain.grads.items():
+            assert found.grads[name].dtype is torch.float64
+            # the same numbers but for the rounding of single precision, forty layers deep
+            assert size_of(found.grads[name] - grad) <= 1e-3 * size_of(grad), name
 
 
 def test_tiles() -> None:
@@ -131,7 +150,7 @@ def test_a_plan_for_another_graph() -> None:
     with pytest.raises(ModelError, match="which this graph does not have"):
         other.run(plan_keep(net.graph))
     with pytest.raises(ModelError, match="the plan does not run 'relu', which this graph has"):
-        other.run(StepList(net.graph, "keep", ()))
+        other.run(whole_schedule(net.graph, "keep", ()))
 
 
 def test_parameters_that_nothing_depends_on() -> None:
@@ -146,4 +165,6 @@ def test_parameters_that_nothing_depends_on() -> None:
     net = tilegrad.replay(graph)
     assert net.plain().grads.keys() == {"w"}
     for choose in (plan_keep, at_random(0, drop=1.0)):
-        assert_equal(net.run(choose(net.graph)), net.plain())
+        schedule = choose(net.graph)
+        assert_equal(net.run(schedule), net.plain())
+        assert_equal(net.run(fused_on(net, schedule)), net.plain())

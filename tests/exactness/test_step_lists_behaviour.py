@@ -1,5 +1,5 @@
-"""A module under a step list behaves like a module: gradients that are None stay None, sums of gradients, several calls
-in flight, precision, training loops. And a session leaves nothing behind."""
+"""A module under a plan behaves like a module: gradients that are None stay None, sums of gradients, several calls in
+flight, precision, training loops. And a pass leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from step_plans import SEVERAL, Choose, Graphs, Stepped
+from step_plans import SEVERAL, Choose, Graphs, Stepped, both
 from torch import Tensor, nn
 
 import tilegrad
 from tilegrad.errors import BudgetError, TilegradError
 from tilegrad.planners import plan_keep
-from tilegrad.runtime import PeakBytes
-from tilegrad.testing import assert_same, integer_module, integer_tensor, run_step
+from tilegrad.testing import PeakBytes, assert_same, integer_module, integer_tensor, run_step
 
 IMAGE = integer_tensor((2, 4, 6, 6))
-every_plan = pytest.mark.parametrize("choose", SEVERAL, ids=["keep", "random", "reruns", "moves", "more"])
+HOW = ("fused", "apart")
+PLANS = dict(zip(("keep", "random", "reruns", "moves", "more"), SEVERAL, strict=True))
+WAYS = {f"{name}-{how}": way for name, plan in PLANS.items() for how, way in zip(HOW, both(plan), strict=True)}
+every_plan = pytest.mark.parametrize("choose", WAYS.values(), ids=WAYS)
 
 
 class Net(nn.Module):
@@ -203,8 +205,9 @@ def test_masks_are_the_same_under_any_plan() -> None:
     net, graphs = Net(dropout=0.4).double(), Graphs()
     steps = []
     for choose in SEVERAL:
-        torch.manual_seed(3)
-        steps.append(run_step(Stepped(copy.deepcopy(net), choose, graphs), [IMAGE]))
+        for way in both(choose):
+            torch.manual_seed(3)
+            steps.append(run_step(Stepped(copy.deepcopy(net), way, graphs), [IMAGE]))
     for step in steps[1:]:
         assert_same(step, steps[0], exact=True)
     torch.manual_seed(4)
@@ -254,10 +257,11 @@ def test_all_memory_is_given_back(how: str, choose: Choose) -> None:
     assert not any(ref() is not None for ref in seen)
 
 
+@pytest.mark.parametrize("choose", both(plan_keep), ids=HOW)
 @pytest.mark.usefixtures("_no_collector")
-def test_activations_are_gone_after_backward() -> None:
+def test_activations_are_gone_after_backward(choose: Choose) -> None:
     """Even while the output is held, of what backward needed nothing is."""
-    module = Stepped(Net().double(), plan_keep)
+    module = Stepped(Net().double(), choose)
     module.runner(IMAGE)
     with PeakBytes() as peak:
         assert peak._mode is not None
@@ -289,7 +293,7 @@ class Deep(nn.Module):
         return scores if y is None else F.cross_entropy(scores, y)
 
 
-def planned(planner: str, share: float = 0.6) -> tuple[nn.Module, tilegrad.tiled.TiledModule, Tensor]:
+def planned(planner: str, share: float = 0.6) -> tuple[nn.Module, tilegrad.modules.tiled.TiledModule, Tensor]:
     torch.manual_seed(0)
     plain, x = Deep().double(), torch.randn(2, 1, 40, 40, dtype=torch.float64)
     whole = tilegrad.tile(copy.deepcopy(plain), mode="none").plan_for(x).schedule.predicted["total_bytes"]

@@ -14,19 +14,19 @@ import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from step_plans import Choose, at_random, graph_for, peaks, run_on, runner_of
+from step_plans import Apart, Choose, Planned, at_random, both, graph_for, peaks, run_on, runner_of
 from torch import Tensor, nn
 
+from tilegrad.bounds import lower_graph
 from tilegrad.errors import CaptureError, GridError
 from tilegrad.importers import Captured, export_module
 from tilegrad.ir import Graph, Kind
-from tilegrad.planners import plan_segments, plan_sqrt, plan_tiles
-from tilegrad.runner import Runner
-from tilegrad.runtime.segment import TILED, Segment, cut_segment, make_segment
-from tilegrad.runtime.step_session import StepEngine
-from tilegrad.runtime.training import training_graph
-from tilegrad.schedule.step_list import StepList
-from tilegrad.sim.memory import measure_memory
+from tilegrad.planners import plan_tiles
+from tilegrad.planners.mixed import cut_graph, join_schedules
+from tilegrad.planners.segments import plan_segments, plan_sqrt
+from tilegrad.schedule import Schedule, fuse
+from tilegrad.sim.predict import measure_memory
+from tilegrad.sim.training import training_graph
 from tilegrad.testing import assert_same, run_step
 from tilegrad.testing.exact import size_of
 from tilegrad.testing.networks import RandomNetwork, networks
@@ -50,7 +50,7 @@ def any_plan(draw: st.DrawFn) -> Choose:
     return lambda graph: _planned(graph, kind, share)
 
 
-def _planned(graph: Graph, kind: str, share: float) -> StepList:
+def _planned(graph: Graph, kind: str, share: float) -> Schedule:
     seconds = dict.fromkeys(graph.node, 1.0)
     whole = plan_sqrt(graph, seconds)
     if kind == "sqrt":
@@ -61,7 +61,10 @@ def _planned(graph: Graph, kind: str, share: float) -> StepList:
 class Running(nn.Module):
     """A module with the names of another, run by a runner."""
 
-    def __init__(self, module: nn.Module, runner: Runner):
+    module: nn.Module
+    runner: Planned
+
+    def __init__(self, module: nn.Module, runner: Planned):
         super().__init__()
         for part in ("_parameters", "_buffers", "_modules"):
             self.__dict__[part] = module.__dict__[part]
@@ -85,11 +88,12 @@ def check(network: RandomNetwork, choose: Choose) -> None:
     except CaptureError as error:
         assume("in-place write that cannot be made pure" not in str(error))  # into permuted channels
         raise
-    runner = runner_of(captured, graph, choose)
-    found = run_step(Running(copy.deepcopy(network), runner), inputs)
-    assert_same(found, wanted, exact=network.exact, quiet=1.0)
-    measured, predicted = peaks(runner, copy.deepcopy(network), inputs)
-    assert abs(measured - predicted) <= SCALARS, (measured, predicted)
+    for way in both(choose):
+        runner = runner_of(captured, graph, way)
+        found = run_step(Running(copy.deepcopy(network), runner), inputs)
+        assert_same(found, wanted, exact=network.exact, quiet=1.0)
+        measured, predictions = peaks(runner, graph, copy.deepcopy(network), inputs)
+        assert all(abs(measured - p) <= SCALARS for p in predictions), (measured, predictions)
 
 
 @some(120)
@@ -120,32 +124,28 @@ def test_thousands_of_float_networks(network: RandomNetwork, choose: Choose) -> 
     check(network, choose)
 
 
-# A stretch in tiles, as a node among whole ones
+# A first stretch in tiles, whole nodes behind it
 
 
 @st.composite
-def stretches(draw: st.DrawFn, graph: Graph) -> tuple[Graph, dict[str, Segment]]:
-    """The graph around a stretch of nodes, and the stretch cut into rows."""
-    first = draw(st.integers(0, len(graph.nodes) - 1))
-    cut = cut_segment(graph, first, draw(st.integers(first + 1, len(graph.nodes))))
+def stretches(draw: st.DrawFn, graph: Graph) -> tuple[Schedule, Graph]:
+    """A first stretch of nodes, cut into columns, and the graph behind it."""
+    cut = cut_graph(graph, draw(st.integers(1, len(graph.nodes))))
     assume(cut is not None)
     assert cut is not None
-    around, inner = cut
-    name = next(n.name for n in around.nodes if n.op == TILED)
+    inner, rest = cut
     size, mode = draw(st.integers(1, 9)), draw(st.sampled_from(["stream", "scatter", "gather"]))
-    wanted = {v.name: v.name in graph.producer or v.kind in (Kind.INPUT, Kind.PARAMETER) for v in inner.values}
     try:
-        segment, _ = make_segment(name, inner, lambda lowered: plan_tiles(lowered, mode, {"w": size}), wanted)
+        tiles = plan_tiles(lower_graph(inner), mode, {"w": size})
     except GridError:  # no image left to cut
         assume(False)
-    return around, {name: segment}
+    return tiles, rest
 
 
-def stretch_runner(captured: Captured, choose: Choose, around: Graph, segments: dict[str, Segment]) -> Runner:
-    graded = [v.name for v in captured.graph.of_kind(Kind.INPUT, Kind.PARAMETER) if v.type.floating]
-    runner = runner_of(captured, training_graph(around, graded, segments=segments), choose)
-    runner.engine = StepEngine(runner.schedule, around, segments)
-    return runner
+def stretch_runner(captured: Captured, choose: Choose, tiles: Schedule, rest: Graph) -> Planned:
+    graded = [v.name for v in rest.of_kind(Kind.INPUT, Kind.PARAMETER) if v.type.floating]
+    whole = fuse(choose(training_graph(rest, graded)), rest, apart=isinstance(choose, Apart))
+    return Planned(captured, join_schedules(tiles, whole, captured.graph))
 
 
 @pytest.mark.parametrize("exact", [True, False])
@@ -161,10 +161,11 @@ def test_a_stretch_in_tiles(exact: bool, data: st.DataObject) -> None:
     except CaptureError as error:
         assume("in-place write that cannot be made pure" not in str(error))
         raise
-    around, segments = data.draw(stretches(captured.graph))
-    runner = stretch_runner(captured, data.draw(any_plan()), around, segments)
-    found = run_step(Running(copy.deepcopy(network), runner), inputs)
-    assert_same(found, wanted, exact=exact, quiet=1.0)
+    tiles, rest = data.draw(stretches(captured.graph))
+    for way in both(data.draw(any_plan())):
+        runner = stretch_runner(captured, way, tiles, rest)
+        found = run_step(Running(copy.deepcopy(network), runner), inputs)
+        assert_same(found, wanted, exact=exact, quiet=1.0)
 
 
 def test_nothing_is_left_to_chance() -> None:
@@ -172,6 +173,7 @@ def test_nothing_is_left_to_chance() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.GELU(), nn.Conv2d(3, 2, 3))
     x = torch.randn(2, 2, 9, 9)
-    runner = runner_of(*graph_for(net, leaves([x])), at_random(5))
-    first, second = (run_step(Running(copy.deepcopy(net), runner), [x]) for _ in range(2))
-    assert_same(first, second, exact=True)
+    for way in both(at_random(5)):
+        runner = runner_of(*graph_for(net, leaves([x])), way)
+        first, second = (run_step(Running(copy.deepcopy(net), runner), [x]) for _ in range(2))
+        assert_same(first, second, exact=True)

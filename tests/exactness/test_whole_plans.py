@@ -9,14 +9,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from step_plans import Stepped, at_random, fixed, graph_for, plans
+from step_plans import Graphs, Stepped, at_random, both, fixed, graph_for, plans
 
 import tilegrad
 from reference_graphs import SMALL
 from tilegrad.errors import CaptureError
 from tilegrad.models import NETWORKS, example_shape
-from tilegrad.planners import Effort
-from tilegrad.search import Steps
+from tilegrad.planners import Effort, Problem, TrainingStep, candidates, planners
+from tilegrad.schedule import fuse
 from tilegrad.sim.machine import PRESETS
 from tilegrad.testing import run_step
 from tilegrad.testing.exact import assert_same
@@ -27,7 +27,7 @@ DUMP = Path(__file__).parents[1] / "data" / "unet_chainer.txt"
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_reference_networks(name: str) -> None:
-    """Dropout draws by its place, so one step list is the measure of the others; where there is none, plain is."""
+    """Dropout draws by its place, so one plan is the measure of the others; where there is none, plain is."""
     torch.manual_seed(0)
     kwargs, size = SMALL[name]
     net = NETWORKS[name](**kwargs).double().train()
@@ -38,9 +38,10 @@ def test_reference_networks(name: str) -> None:
     choices = [at_random(seed, drop=drop) for seed in range(2)]
     choices += [fixed(c.schedule) for _, c in plans(graph, (0.8,), ("recompute",))]
     wanted = None if dropout else run_step(copy.deepcopy(net), [x])
-    for choose in choices:
+    graphs = Graphs()
+    for way in (way for choose in choices for way in both(choose)):
         torch.manual_seed(1)
-        found = run_step(Stepped(copy.deepcopy(net), choose), [x])
+        found = run_step(Stepped(copy.deepcopy(net), way, graphs), [x])
         wanted = wanted or found
         assert_same(found, wanted, exact=False, tolerance=1e-9)
 
@@ -48,13 +49,15 @@ def test_reference_networks(name: str) -> None:
 @given(network=networks(), seed=st.integers(0, 99))
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 def test_random_networks(network: RandomNetwork, seed: int) -> None:
-    inputs = network.inputs()
-    try:
-        found = run_step(Stepped(copy.deepcopy(network), at_random(seed)), inputs)
-    except CaptureError as error:
-        assume("in-place write that cannot be made pure" not in str(error))
-        raise
-    assert_same(found, run_step(copy.deepcopy(network), inputs), exact=False, tolerance=1e-9)
+    inputs, graphs = network.inputs(), Graphs()
+    wanted = run_step(copy.deepcopy(network), inputs)
+    for way in both(at_random(seed)):
+        try:
+            found = run_step(Stepped(copy.deepcopy(network), way, graphs), inputs)
+        except CaptureError as error:
+            assume("in-place write that cannot be made pure" not in str(error))
+            raise
+        assert_same(found, wanted, exact=False, tolerance=1e-9)
 
 
 def test_replay() -> None:
@@ -62,12 +65,13 @@ def test_replay() -> None:
     net = tilegrad.replay(graph, batch=1, image=188)
     plain = net.plain()
     effort, machine = Effort(heuristic_s=0.5, exact_s=0.0), PRESETS["v100"]
-    imported = Steps(graph, machine, effort)
-    schedules = [Steps(net.graph, machine, effort).keep.schedule]
-    schedules += [c.schedule for c in imported.candidates(3_500_000_000, ("segments", "recompute", "offload"))]
-    assert len(schedules) >= 5
+    imported = TrainingStep(graph, machine, effort)
+    schedules = [TrainingStep(net.graph, machine, effort).keep.schedule]
+    problem, names = Problem(3_500_000_000, imported), ("segments", "recompute", "offload")
+    schedules += [c.schedule for name in names for c in candidates(problem, planners()[name])]
+    assert len(schedules) >= 4
     for schedule in schedules:
-        found = net.run(schedule)
-        assert found.grads.keys() == plain.grads.keys() and len(found.grads) == 46
-        for key, grad in plain.grads.items():
-            assert torch.equal(found.grads[key], grad), (schedule.planner, key)
+        for found in (net.run(schedule), net.run(fuse(net.adapt(schedule), net.forward))):
+            assert found.grads.keys() == plain.grads.keys() and len(found.grads) == 46
+            for key, grad in plain.grads.items():
+                assert torch.equal(found.grads[key], grad), (schedule.mode, key)

@@ -17,13 +17,15 @@ from tilegrad.bounds import image_axes, lower_graph
 from tilegrad.errors import BudgetError
 from tilegrad.importers import load
 from tilegrad.ir import Graph, Kind, Phase
-from tilegrad.planners import Effort, make_problem, plan_offload, plan_recompute, plan_segments, plan_sqrt
-from tilegrad.planners.offload import least_by_copies
-from tilegrad.planners.segments import sqrt_cuts
+from tilegrad.planners import Candidate, Effort, Problem, TileSearch, TrainingStep, plan_step, sweep
+from tilegrad.planners.offload import least_by_copies, plan_offload
+from tilegrad.planners.recompute import plan_recompute
+from tilegrad.planners.segments import plan_segments, plan_sqrt, sqrt_cuts
+from tilegrad.planners.stages.problem import make_problem
 from tilegrad.schedule import Storage
-from tilegrad.search import Candidate, Search, Steps, forward_part, plan_step, sweep
 from tilegrad.sim.cost import node_cost
 from tilegrad.sim.machine import PRESETS
+from tilegrad.sim.training import forward_part
 from training_graphs import largest_working_set
 
 DATA = Path(__file__).parents[1] / "data" / "unet_chainer.txt"
@@ -46,8 +48,8 @@ def unet() -> Graph:
 
 
 @cache
-def steps() -> Steps:
-    return Steps(unet(), V100, QUICK)
+def steps() -> TrainingStep:
+    return TrainingStep(unet(), V100, QUICK)
 
 
 def extra(candidate: Candidate) -> float:
@@ -114,7 +116,7 @@ def test_the_least_by_recompute() -> None:
     for effort in (QUICK, Effort()):
         assert plan_recompute(unet(), steps().seconds, 2_538_900_000, effort) is None
     with pytest.raises(BudgetError, match=rf"the smallest plan found needs 2.36GiB \({LEAST} bytes\)"):
-        plan_step(steps(), None, 10**9, planner="recompute")
+        plan_step(Problem(10**9, steps()), planner="recompute")
 
 
 @pytest.mark.slow
@@ -136,7 +138,7 @@ def test_copies_reach_the_largest_working_set() -> None:
     assert alone is not None and steps().judge(alone, "").peak_bytes == WORKING_SET
     assert plan_offload(unet(), steps().seconds, V100, WORKING_SET - 1) is None
     with pytest.raises(BudgetError, match=rf"the smallest plan found needs 2.29GiB \({WORKING_SET} bytes\)"):
-        plan_step(steps(), None, 10**9, planner="offload")
+        plan_step(Problem(10**9, steps()), planner="offload")
 
 
 def test_copies_after_recompute_cost_less_than_copies_alone() -> None:
@@ -156,7 +158,9 @@ def test_addresses(budget: int) -> None:
 
 def test_more_budget_never_costs_time() -> None:
     budgets = [int(LEAST + k * (PLAIN - LEAST) / 19) for k in range(20)]
-    found = sweep(Steps(unet(), V100, Effort(heuristic_s=0.2, exact_s=0.0)), None, budgets, planner="recompute")
+    found = sweep(
+        Problem(0, TrainingStep(unet(), V100, Effort(heuristic_s=0.2, exact_s=0.0))), budgets, planner="recompute"
+    )
     assert all(p.chosen.peak_bytes <= p.budget for p in found)
     times = [p.chosen.time_s for p in found]
     assert times == sorted(times, reverse=True)
@@ -188,7 +192,7 @@ def test_the_naive_simulator_agrees() -> None:
 def test_tiles_go_below_a_gigabyte() -> None:
     lowered = lower_graph(forward_part(unet()))
     graded = tuple(v.name for v in lowered.of_kind(Kind.PARAMETER))
-    tiles = Search(lowered, tuple(image_axes(lowered)), "stream", graded, True, lambda: 0, V100)
+    tiles = TileSearch(lowered, tuple(image_axes(lowered)), "stream", graded, True, lambda: 0, V100)
     fit = tiles.tiled({"n": 1, "h": 288}, Storage.HOST)
     assert fit.prediction.total_bytes < 10**9
     assert fit.seconds(tiles) < 1.6 * steps().keep.time_s

@@ -14,8 +14,8 @@ import tilegrad
 from tilegrad.ir import Phase
 from tilegrad.models import resnet18, vgg16
 from tilegrad.profile import Profile, check_profile
-from tilegrad.runtime import PeakBytes
-from tilegrad.runtime.record import record
+from tilegrad.recording.record import record
+from tilegrad.sim.peak import PeakBytes
 
 pytestmark = pytest.mark.gpu
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import tilegrad
 from tilegrad.models import resnet18, unet, vgg16
-from tilegrad.runtime import PeakBytes
+from tilegrad.sim.peak import PeakBytes
 
 pytestmark = pytest.mark.gpu
 

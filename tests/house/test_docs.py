@@ -10,6 +10,7 @@ the Python block before it prints; numbers may differ, words may not. To run a p
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import re
 import shlex
@@ -22,6 +23,8 @@ from typing import Any
 import pytest
 
 from tilegrad.cli import _parser
+from tilegrad.execution.stores import stores
+from tilegrad.kernels import kernels
 from tilegrad.ops import registered, registry
 
 ROOT = Path(__file__).parents[2]
@@ -58,12 +61,22 @@ def execute(block: Block, page: Path, names: dict[str, Any]) -> None:
     exec(compile("\n" * (block.line - 1) + block.text, str(page), "exec"), names)
 
 
-@every_page
-def test_python_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    registered()  # all of ours first: what a page registers goes into a copy
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """A page's namespace. Operators, stores and kernels that it adds are gone with it."""
+    registered(), stores(), kernels()  # all of ours first
     monkeypatch.setattr(registry, "_OPS", dict(registry._OPS))
-    names: dict[str, Any] = {"__name__": "page"}
+    found: dict[str, Any] = {"__name__": "page"}
+    yield found
+    found.clear()
+    stores.cache_clear()
+    kernels.cache_clear()
+    gc.collect()
+
+
+@every_page
+def test_python_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: dict[str, Any]) -> None:
+    monkeypatch.chdir(tmp_path)
     printed = io.StringIO()
     for block in blocks(page):
         if block.info == "python":

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from zoo_steps import assert_plains, picture, plain_bytes, plain_step, seeded, without_drops
 
 from tilegrad.errors import BudgetError
-from tilegrad.testing import Step, assert_same
+from tilegrad.testing import StepResult, assert_same
 
 # Their drop rates change nothing: they have none.
 STEADY = {"eca_resnet", "shufflenet", "dynunet", "spectral_norm, hooks", "spectral_norm, parametrized", "globe"}
@@ -26,7 +26,7 @@ def made(name: str) -> nn.Module:
 
 
 @cache
-def still(name: str) -> tuple[nn.Module, Tensor, Step]:
+def still(name: str) -> tuple[nn.Module, Tensor, StepResult]:
     """The network without drop rates, its image and plain's step. All tests leave them as they are."""
     net, x = without_drops(made(name)), picture(NETWORKS[name][1])
     return net, x, plain_step(net, x)

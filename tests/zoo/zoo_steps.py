@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import tilegrad
-from tilegrad.runtime import PeakBytes
-from tilegrad.testing import Step, assert_same, run_step
+from tilegrad.sim.peak import PeakBytes
+from tilegrad.testing import StepResult, assert_same, run_step
 
 TOLERANCE = 1e-9  # of the largest entry: float64, some hundred roundings deep
 
@@ -49,7 +49,7 @@ def picture(shape: tuple[int, ...]) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
-def plain_step(net: nn.Module, x: Tensor) -> Step:
+def plain_step(net: nn.Module, x: Tensor) -> StepResult:
     """Plain's step, after a look at whether comparing with it says anything."""
     step = run_step(without_checkpoints(net), [x])
     graded = [g for g in step.gradients.values() if g is not None]
@@ -59,7 +59,7 @@ def plain_step(net: nn.Module, x: Tensor) -> Step:
     return step
 
 
-def assert_plains(net: nn.Module, x: Tensor, wanted: Step, tolerance: float = TOLERANCE, **options: Any) -> None:
+def assert_plains(net: nn.Module, x: Tensor, wanted: StepResult, tolerance: float = TOLERANCE, **options: Any) -> None:
     found = run_step(tilegrad.tile(copy.deepcopy(net), **options), [x])
     assert_same(found, wanted, exact=False, tolerance=tolerance, note=f"tiled with {options}")
 
@@ -73,7 +73,7 @@ def plain_bytes(net: nn.Module, x: Tensor) -> int:
     return peak.bytes + there
 
 
-def seeded(net: nn.Module, x: Tensor, seed: int = 7, **options: Any) -> Step:
+def seeded(net: nn.Module, x: Tensor, seed: int = 7, **options: Any) -> StepResult:
     """A tiled step with the drop rates that the network has."""
     torch.manual_seed(seed)
     step = run_step(tilegrad.tile(copy.deepcopy(net), **options), [x])

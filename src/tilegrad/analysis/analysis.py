@@ -11,9 +11,9 @@ from typing import Any
 from ..profile import Block, Operator, Profile, Span
 from ..sim.machine import Machine
 from .addresses import Addresses, find_addresses
-from .groups import BYS, Group, Rates, TimeOf, find_rates, group_operators, operator_seconds
+from .groups import BYS, OperatorGroup, Rates, TimeOf, find_rates, group_operators, operator_seconds
 from .layouts import Layouts, find_layouts
-from .live import Memory, alive_at, find_memory, ticks_are_operators
+from .live import LiveMemory, alive_at, find_memory, ticks_are_operators
 from .savings import Savings, find_savings
 from .times import Gaps, Lag, Side, SideTimes, find_gaps, find_lag, side_times
 
@@ -60,11 +60,11 @@ class Analysis:
         return find_rates(self.operators, self.machine)
 
     @cached_property
-    def types(self) -> list[Group]:
+    def types(self) -> list[OperatorGroup]:
         return group_operators(self.operators, "type", self.machine)
 
     @cached_property
-    def memory(self) -> dict[str, Memory]:
+    def memory(self) -> dict[str, LiveMemory]:
         return {device: find_memory(self.profile, device) for device in self.profile.devices}
 
     @cached_property

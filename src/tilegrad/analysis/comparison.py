@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from ..profile.model import MOST_BYTES
 from .analysis import Analysis
-from .groups import By, Group, group_operators
+from .groups import By, OperatorGroup, group_operators
 
 Unit = Literal["seconds", "bytes", "count", "share"]
 
@@ -57,11 +57,11 @@ def compare_profiles(before: Analysis, after: Analysis, by: By = "type") -> Comp
     return Comparison(before.profile.name, after.profile.name, tuple(_totals(before, after)), tuple(groups), by)
 
 
-def _by_key(analysis: Analysis, by: By) -> dict[str, Group]:
+def _by_key(analysis: Analysis, by: By) -> dict[str, OperatorGroup]:
     return {group.key: group for group in group_operators(analysis.operators, by)}
 
 
-def _kernel(group: Group | None) -> float | None:
+def _kernel(group: OperatorGroup | None) -> float | None:
     return None if group is None else group.rates.kernel_s
 
 

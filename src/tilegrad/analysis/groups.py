@@ -40,7 +40,7 @@ class Rates:
 
 
 @dataclass(frozen=True)
-class Group:
+class OperatorGroup:
     key: str
     count: int
     total_s: float
@@ -71,7 +71,7 @@ def find_rates(operators: Iterable[Operator], machine: Machine | None) -> Rates:
     return Rates(seconds, flops, moved, least / seconds, bound)
 
 
-def group_operators(operators: Sequence[Operator], by: By, machine: Machine | None = None) -> list[Group]:
+def group_operators(operators: Sequence[Operator], by: By, machine: Machine | None = None) -> list[OperatorGroup]:
     """Groups, the one with most kernel time first."""
     key, members = _KEYS[by], dict[str, list[Operator]]()
     for op in operators:
@@ -81,7 +81,7 @@ def group_operators(operators: Sequence[Operator], by: By, machine: Machine | No
     for name, ops in members.items():
         rates = find_rates(ops, machine)
         total = fsum(operator_seconds(op, "total") for op in ops)
-        found.append(Group(name, len(ops), total, rates.kernel_s / whole if whole else 0.0, rates))
+        found.append(OperatorGroup(name, len(ops), total, rates.kernel_s / whole if whole else 0.0, rates))
     return sorted(found, key=lambda g: (-g.rates.kernel_s, g.key))
 
 

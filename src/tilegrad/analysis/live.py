@@ -54,7 +54,7 @@ def alive_at(blocks: Sequence[Block], tick: int) -> list[Block]:
 
 
 @dataclass(frozen=True)
-class Memory:
+class LiveMemory:
     """One device. *Owned* is what the profiled allocator handed out; weights and inputs come from outside."""
 
     device: str
@@ -74,7 +74,7 @@ class Memory:
         return self.weight_bytes + self.with_inputs_held
 
 
-def find_memory(profile: Profile, device: str) -> Memory:
+def find_memory(profile: Profile, device: str) -> LiveMemory:
     blocks = [b for b in profile.blocks if b.device == device]
     owned = [b for b in blocks if b.owned]
     inputs = sum(b.bytes for b in blocks if b.kind is BlockKind.INPUT and not b.owned)
@@ -82,7 +82,7 @@ def find_memory(profile: Profile, device: str) -> Memory:
     lasting = [b for b in owned if b.kind is not BlockKind.WORKSPACE]
     live, ticks = find_live(owned, profile.ticks), profile.ticks
     largest = max((b.bytes for b in scratch), default=0)
-    return Memory(
+    return LiveMemory(
         device,
         live,
         find_live(blocks, ticks),

@@ -42,7 +42,7 @@ class SideTimes:
 
 
 @dataclass(frozen=True)
-class Gap:
+class IdleGap:
     """Nothing ran in a lane between two operators (their places in the profile)."""
 
     seconds: float
@@ -53,7 +53,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class Gaps:
-    every: tuple[Gap, ...]  # in the order of operators
+    every: tuple[IdleGap, ...]  # in the order of operators
 
     def to_json(self, operators: Sequence[Operator]) -> dict[str, Any]:
         lengths = sorted(gap.seconds for gap in self.every)
@@ -149,7 +149,7 @@ def find_gaps(operators: Sequence[Operator], side: Side) -> Gaps:
         for before, after in pairwise(places):
             a, b = span(operators[before]), span(operators[after])
             assert a is not None and b is not None
-            found.append(Gap(b.start_s - a.end_s, b.end_s - b.kernel_s - a.end_s, before, after))
+            found.append(IdleGap(b.start_s - a.end_s, b.end_s - b.kernel_s - a.end_s, before, after))
     return Gaps(tuple(sorted(found, key=lambda g: g.after)))
 
 

@@ -9,16 +9,12 @@ from typing import Any
 
 from ..errors import BudgetError, FormatError, TilegradError
 from ..ir import Graph, Kind, Phase
-from ..planners import Effort
-from ..planners.evict import smallest_peak
-from ..planners.problem import make_problem
+from ..planners import Candidate, Effort, Planning, Problem, TileSearch, TrainingStep, imported_tiles, plan_step
+from ..planners.stages.evict import smallest_peak
 from ..profile import Profile
-from ..runtime.training import training_graph
-from ..schedule import Storage
-from ..schedule.step_list import StepList
-from ..schedule.steps import Run, WholeStep
-from ..search import Candidate, Planning, Search, Steps, imported_tiles, plan_step
+from ..schedule import Run, ScheduleStep, Storage
 from ..sim.machine import Machine
+from ..sim.training import training_graph
 from .calibration import calibrate
 
 SHARES = (0.75, 0.5, 0.25)  # of what plain training needs beyond weights, inputs and the weights' gradients
@@ -69,10 +65,10 @@ def plan_training(profile: Profile, base: Machine, budgets: Sequence[int] = ()) 
         )
     machine = calibrate(profile, base) if profile.operators else base
     graph = _training_graph(forward, profile.name)
-    steps = Steps(graph, machine, QUICK, hosted=False)
-    plain, tiles = steps.keep, imported_tiles(forward, machine)
-    found = [(budget, _plan(steps, tiles, budget)) for budget in budgets or _shares(plain, graph)]
-    least = smallest_peak(make_problem(graph, steps.seconds)).peak
+    step = TrainingStep(graph, machine, QUICK, hosted=False)
+    plain, tiles = step.keep, imported_tiles(forward, machine)
+    found = [(budget, _plan(step, tiles, budget)) for budget in budgets or _shares(plain, graph)]
+    least = smallest_peak(step.stages).peak
     return Training(graph, machine, plain, _saved(plain), least, tuple(found))
 
 
@@ -100,9 +96,9 @@ def _training_graph(graph: Graph, name: str) -> Graph:
         raise FormatError(what, where=name, hint="is the profile damaged?") from None
 
 
-def _plan(steps: Steps, tiles: Search | None, budget: int) -> Planning | str:
+def _plan(step: TrainingStep, tiles: TileSearch | None, budget: int) -> Planning | str:
     try:
-        return plan_step(steps, tiles, budget, storages=(Storage.DEVICE, Storage.HOST))
+        return plan_step(Problem(budget, step, tiles, storages=(Storage.DEVICE, Storage.HOST)))
     except BudgetError as error:
         return error.what
     except TilegradError as error:
@@ -112,10 +108,10 @@ def _plan(steps: Steps, tiles: Search | None, budget: int) -> Planning | str:
 def _saved(plain: Candidate) -> int:
     """Alive when backward begins, beyond what is there before and after a step."""
     memory, schedule = plain.memory, plain.schedule
-    assert memory is not None and isinstance(schedule, StepList)
+    assert memory is not None
     turn = next((at for at, step in enumerate(schedule.steps) if _begins(step, schedule.graph)), None)
     return 0 if turn is None else sum(life.bytes for life in memory.lifetimes if life.start < turn < life.stop)
 
 
-def _begins(step: WholeStep, graph: Graph) -> bool:
-    return isinstance(step, Run) and graph.node[step.node].phase is Phase.BACKWARD
+def _begins(step: ScheduleStep, graph: Graph) -> bool:
+    return isinstance(step, Run) and graph.node[step.island].phase is Phase.BACKWARD

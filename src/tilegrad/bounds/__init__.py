@@ -5,6 +5,8 @@ from .axes import Axes as Axes
 from .axes import call_of as call_of
 from .axes import image_axes as image_axes
 from .axes import label_axes as label_axes
+from .gradients import needed_gradients as needed_gradients
+from .gradients import reached_by as reached_by
 from .lines import MODES as MODES
 from .lines import Cuts as Cuts
 from .lines import Line as Line
@@ -15,7 +17,7 @@ from .lines import tile_line as tile_line
 from .lowering import lower_graph as lower_graph
 from .placement import Placement as Placement
 from .placement import place_values as place_values
-from .roles import Part as Part
+from .roles import NodePart as NodePart
 from .roles import Roles as Roles
 from .roles import choose_axes as choose_axes
 from .roles import share_of as share_of

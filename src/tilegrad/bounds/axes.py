@@ -20,7 +20,13 @@ Place = tuple[str, int]  # value, dimension
 
 
 def call_of(graph: Graph, node: Node) -> Call:
-    return Call(node, tuple(map(graph.type, node.reads)), tuple(map(graph.type, node.outputs)))
+    """A node with the types of what it reads and makes: found once, and kept with the graph."""
+    known: dict[str, Call] = graph.__dict__.setdefault("_calls", {})
+    found = known.get(node.name)
+    if found is None or found.node is not node:
+        found = Call(node, tuple(map(graph.type, node.reads)), tuple(map(graph.type, node.outputs)))
+        known[node.name] = found
+    return found
 
 
 @dataclass(frozen=True)
@@ -72,7 +78,14 @@ class _Classes:
 
 
 def label_axes(graph: Graph) -> Axes:
-    """Name the dimensions of every value of the graph."""
+    """Name the dimensions of every value of the graph: once, and kept with it."""
+    found: Axes | None = graph.__dict__.get("_axes")
+    if found is None:
+        found = graph.__dict__["_axes"] = _label_axes(graph)
+    return found
+
+
+def _label_axes(graph: Graph) -> Axes:
     classes, clashes = _Classes(), list[tuple[str, int, Place, Place]]()
     rank = max((find(node).spatial for node in graph.nodes), default=0)
     for node in graph.nodes:

@@ -101,14 +101,15 @@ def sinks_of(graph: Graph, nodes: Sequence[Node]) -> set[str]:
     }
 
 
-def tile_line(line: Line, mode: str, cuts: Cuts) -> Spans:
+def tile_line(line: Line, mode: str, cuts: Cuts, carried: Collection[str] | None = None) -> Spans:
     """Solve one axis. `cuts` are given for the sinks (scatter, stream) or for the sources (gather). In scatter and
-    stream mode they may cover a part of each sink, from the first cut to the last: then only that part is made."""
+    stream mode they may cover a part of each sink, from the first cut to the last: then only that part is made.
+    `carried`: in stream mode the values whose halos are handed on, by default all; the others overlap."""
     match mode:
         case "scatter":
             return _scatter(line, cuts)
         case "stream":
-            return _stream(line, cuts)
+            return _stream(line, cuts, carried)
         case "gather":
             return _gather(line, cuts)
     raise GridError(f"'{mode}' is not a way to tile", hint=f"one of {', '.join(MODES)}")
@@ -175,33 +176,60 @@ def _shares(track: Track, n: int) -> Track:
     return _tiles((*ends[: last + 1], *(n for _ in range(last + 1, len(track) + 1))))
 
 
-def _stream(line: Line, cuts: Cuts) -> Spans:
+def _stream(line: Line, cuts: Cuts, carried: Collection[str] | None) -> Spans:
     count = len(next(iter(cuts.values()))) - 1
     readers, first, active = line.readers(), *_window(line, cuts)
-    ends: dict[str, list[int]] = {}
-    for name in (*reversed([out for out, _ in line.steps]), *line.sources):
-        n = line.sizes[name]
-        track = list(cuts[name][1:]) if name in line.sinks else [0] * count
-        for out, window in readers[name]:
-            for t, upto in enumerate(ends[out]):
-                if out in active and upto > first[out]:
-                    track[t] = max(track[t], min(n, window.reads(upto - 1, upto).hi))
-        ends[name] = _climbing(track, first[name]) if name in active else [0] * count
     own: dict[str, Track] = {}
     held: dict[str, Track] = {}
     share: dict[str, Track] = {}
-    for name, end in ends.items():
-        keep = [_kept(line, ends, [r for r in readers[name] if r[0] in active], name, t) for t in range(count)]
-        starts = [first[name] if name in active else 0, *end[:-1]]
-        own[name] = tuple(Interval(a, b) for a, b in zip(starts, end, strict=True))
-        held[name] = tuple(
-            Interval(a if t == 0 else min(a, keep[t - 1]), b) for t, (a, b) in enumerate(zip(starts, end, strict=True))
-        )
+    for name in (*reversed([out for out, _ in line.steps]), *line.sources):
+        read = _needed(line, own, [r for r in readers[name] if r[0] in active], name, count)
+        made = _tiles(cuts[name]) if name in line.sinks else (EMPTY,) * count
+        need = tuple(a.hull(b) for a, b in zip(read, made, strict=True))
+        if name not in active:
+            own[name] = held[name] = (Interval(0, 0),) * count
+        elif carried is None or name in carried or name in line.sources:
+            own[name], held[name] = _carry(need, read, first[name])
+        else:
+            own[name] = held[name] = need
         share[name] = own[name]
-        if name in line.sinks and (first[name] < cuts[name][0] or end[-1] > cuts[name][-1]):  # a part of a value
-            whole = Interval(cuts[name][0], cuts[name][-1])
-            share[name] = tuple(span.meet(whole) for span in own[name])
+        if name in line.sinks:
+            share[name] = _sink_share(own[name], made, first[name] < cuts[name][0], own[name] is held[name])
     return Spans("stream", count, own, held, share, own)
+
+
+def _needed(
+    line: Line, own: Mapping[str, Track], readers: Sequence[tuple[str, Window]], name: str, count: int
+) -> Track:
+    """What the readers in each tile read of a value."""
+    found = [EMPTY] * count
+    for out, window in readers:
+        for t, made in enumerate(own[out]):
+            if not made.empty:
+                found[t] = found[t].hull(window.reads(*made).clip(line.sizes[name]))
+    return tuple(found)
+
+
+def _carry(need: Track, read: Track, first: int) -> tuple[Track, Track]:
+    """What each tile makes itself, from where the one before ended, and what it holds: all that it or a later one still
+    reads."""
+    ends = _climbing([span.hi if not span.empty else 0 for span in need], first)
+    starts = [first, *ends[:-1]]
+    lows, low = list[int](), max(ends, default=first)
+    for span in reversed(read):
+        low = min(low, span.lo) if not span.empty else low
+        lows.insert(0, low)
+    own = tuple(Interval(a, b) for a, b in zip(starts, ends, strict=True))
+    held = tuple(Interval(a if t == 0 else min(a, lows[t]), b) for t, (a, b) in enumerate(own))
+    return own, held
+
+
+def _sink_share(own: Track, made: Track, later: bool, overlaps: bool) -> Track:
+    """The part of what a tile makes for which no other answers."""
+    if overlaps:
+        return made
+    whole = Interval(made[0].lo, made[-1].hi)
+    return tuple(span.meet(whole) for span in own) if later or own[-1].hi > whole.hi else own
 
 
 def _window(line: Line, cuts: Cuts) -> tuple[dict[str, int], set[str]]:
@@ -218,16 +246,3 @@ def _climbing(track: Sequence[int], first: int) -> list[int]:
         best = max(best, end)
         found.append(best)
     return found
-
-
-def _kept(
-    line: Line, ends: Mapping[str, Sequence[int]], readers: Sequence[tuple[str, Window]], name: str, t: int
-) -> int:
-    """Where the part of a value begins that tiles after `t` still read."""
-    kept = ends[name][t]
-    for out, window in readers:
-        at = ends[out][t]
-        if at < ends[out][-1]:
-            read = window.reads(at, at + 1)
-            kept = min(kept, max(0, read.lo))
-    return kept

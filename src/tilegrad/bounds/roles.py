@@ -23,7 +23,7 @@ from .axes import AXES, Axes, call_of, label_axes
 TOLERATED = 0.05  # of all bytes made whole, before an axis is given up
 
 
-class Part(StrEnum):
+class NodePart(StrEnum):
     LOCAL = "local"
     FOLD = "fold"
     WHOLE = "whole"
@@ -32,7 +32,7 @@ class Part(StrEnum):
 @dataclass(frozen=True)
 class Roles:
     tiled: tuple[str, ...]  # the axes that are cut
-    part: dict[str, Part]  # by node
+    part: dict[str, NodePart]  # by node
     phase: dict[str, int]  # by node
     local: frozenset[str]  # values that exist tile by tile
     whole: frozenset[tuple[str, int]] = frozenset()  # (local node, input): read whole although it lies on the axes
@@ -62,7 +62,7 @@ def choose_axes(graph: Graph) -> tuple[str, ...]:
 
     def whole(chosen: Sequence[str]) -> float:
         roles = sort_nodes(graph, axes, chosen)
-        return share_of(graph, lambda node: roles.part[node.name] is Part.WHOLE)
+        return share_of(graph, lambda node: roles.part[node.name] is NodePart.WHOLE)
 
     best = tuple(every)
     if len(every) < 2 or (least := whole(every)) <= TOLERATED:
@@ -74,44 +74,47 @@ def choose_axes(graph: Graph) -> tuple[str, ...]:
     return best
 
 
-def sort_nodes(graph: Graph, axes: Axes, tiled: Sequence[str], *, complete: bool = True) -> Roles:
+def sort_nodes(
+    graph: Graph, axes: Axes, tiled: Sequence[str], *, complete: bool = True, stored: Collection[str] = ()
+) -> Roles:
     """Assign every node its part and its phase. `complete`: does a tile get all of the gradient of what it makes? Where
-    tiles overlap it gets its share, which a user's own backward may not be given."""
-    part, whole = dict[str, Part](), set[tuple[str, int]]()
+    tiles overlap it gets its share, which a user's own backward may not be given. `stored`: values at which a walk ends
+    although it could go on."""
+    part, whole = dict[str, NodePart](), set[tuple[str, int]]()
     for node in graph.nodes:
         shared = not complete and find(node).opaque
         part[node.name], read = _part(graph, node, axes, () if shared else tiled)
         whole |= {(node.name, i) for i in read}
-    walked = {out for node in graph.nodes if part[node.name] is Part.LOCAL for out in node.outputs}
+    walked = {out for node in graph.nodes if part[node.name] is NodePart.LOCAL for out in node.outputs}
     for node in graph.nodes:
-        if part[node.name] is Part.FOLD and node.inputs[0].value not in walked:
-            part[node.name] = Part.WHOLE
+        if part[node.name] is NodePart.FOLD and node.inputs[0].value not in walked:
+            part[node.name] = NodePart.WHOLE
     for node in graph.nodes:
-        if part[node.name] is Part.LOCAL and _ends_in_head(graph, node, part, axes, tiled):
-            part[node.name] = Part.FOLD if node.inputs[0].value in walked else Part.WHOLE
+        if part[node.name] is NodePart.LOCAL and _ends_in_head(graph, node, part, axes, tiled):
+            part[node.name] = NodePart.FOLD if node.inputs[0].value in walked else NodePart.WHOLE
     phase: dict[str, int] = {}
     for node in graph.nodes:
-        phase[node.name] = _phase(graph, node, part, phase, whole)
-    local = (out for node in graph.nodes if part[node.name] is Part.LOCAL for out in node.outputs)
+        phase[node.name] = _phase(graph, node, part, phase, whole, stored)
+    local = (out for node in graph.nodes if part[node.name] is NodePart.LOCAL for out in node.outputs)
     return Roles(tuple(tiled), part, phase, frozenset(local), frozenset(whole))
 
 
-def _ends_in_head(graph: Graph, node: Node, part: dict[str, Part], axes: Axes, tiled: Sequence[str]) -> bool:
+def _ends_in_head(graph: Graph, node: Node, part: dict[str, NodePart], axes: Axes, tiled: Sequence[str]) -> bool:
     """Pooling into bins that only whole nodes read: the end of the image, though it still has its axes."""
     op = find(node)
     if not isinstance(op, Reduction) or not op.binned or node.outputs[0] in graph.outputs:
         return False
     dims, first = axes.dims[node.inputs[0].value], len(graph.shape(node.inputs[0].value)) - op.spatial
     binned = all(axis in dims and dims[axis] >= first for axis in tiled)  # not along the batch
-    return binned and all(part[reader.name] is Part.WHOLE for reader in graph.consumers[node.outputs[0]])
+    return binned and all(part[reader.name] is NodePart.WHOLE for reader in graph.consumers[node.outputs[0]])
 
 
-def _part(graph: Graph, node: Node, axes: Axes, tiled: Sequence[str]) -> tuple[Part, list[int]]:
+def _part(graph: Graph, node: Node, axes: Axes, tiled: Sequence[str]) -> tuple[NodePart, list[int]]:
     """A node's part, and the inputs that a local one reads whole."""
     op, call = find(node), call_of(graph, node)
     rule = op.reads(call)
     if rule is None or not tiled:
-        return Part.WHOLE, []
+        return NodePart.WHOLE, []
     out = axes.dims[node.outputs[0]]
     folded, loose = True, list[int]()
     driven = set(tiled) if op.anywhere else set[str]()
@@ -124,12 +127,12 @@ def _part(graph: Graph, node: Node, axes: Axes, tiled: Sequence[str]) -> tuple[P
         else:
             driven |= drives.keys() | {axis for axis in tiled if axis in out and _made_from(dims, out[axis])}
     if all(axis in out and axis in driven for axis in tiled):
-        return Part.LOCAL, loose
+        return NodePart.LOCAL, loose
     can_fold = isinstance(op, Reduction) and op.foldable(call)
     first = node.inputs[0].value if node.inputs else ""
     if can_fold and folded and len(node.inputs) == 1 and all(axis in axes.dims[first] for axis in tiled):
-        return (Part.FOLD if not any(axis in out for axis in tiled) else Part.WHOLE), []
-    return Part.WHOLE, []
+        return (NodePart.FOLD if not any(axis in out for axis in tiled) else NodePart.WHOLE), []
+    return NodePart.WHOLE, []
 
 
 def _made_from(dims: Sequence[Read], dim: int) -> bool:
@@ -138,20 +141,25 @@ def _made_from(dims: Sequence[Read], dim: int) -> bool:
 
 
 def _phase(
-    graph: Graph, node: Node, parts: dict[str, Part], phase: dict[str, int], whole: Collection[tuple[str, int]]
+    graph: Graph,
+    node: Node,
+    parts: dict[str, NodePart],
+    phase: dict[str, int],
+    whole: Collection[tuple[str, int]],
+    stored: Collection[str],
 ) -> int:
     part = parts[node.name]
-    latest = 0 if part is not Part.WHOLE else 1
+    latest = 0 if part is not NodePart.WHOLE else 1
     for i, name in enumerate(node.reads):
         if (maker := graph.producer.get(name)) is None:
             continue
         at, kind = phase[maker.name], parts[maker.name]
-        if kind is Part.FOLD:  # its result is ready when its walk has ended
-            latest = max(latest, at + 1 if part is Part.WHOLE else at + 2)
-        elif kind is Part.WHOLE:
-            latest = max(latest, at if part is Part.WHOLE else at + 1)
-        elif (node.name, i) in whole:  # all of it, from an earlier walk
+        if kind is NodePart.FOLD:  # its result is ready when its walk has ended
+            latest = max(latest, at + 1 if part is NodePart.WHOLE else at + 2)
+        elif kind is NodePart.WHOLE:
+            latest = max(latest, at if part is NodePart.WHOLE else at + 1)
+        elif (node.name, i) in whole or (name in stored and part is NodePart.LOCAL):  # from an earlier walk
             latest = max(latest, at + 2)
         else:
-            latest = max(latest, at + 1 if part is Part.WHOLE else at)
+            latest = max(latest, at + 1 if part is NodePart.WHOLE else at)
     return latest

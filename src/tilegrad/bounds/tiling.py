@@ -12,7 +12,7 @@ from ..ops import find
 from ..region import Box, Interval, cuts_of_count
 from .axes import Axes, call_of, label_axes
 from .lines import Cuts, Line, Spans, line_of, sinks_of, tile_line
-from .roles import Part, sort_nodes
+from .roles import NodePart, sort_nodes
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,15 @@ def tile_nodes(
     cut: Callable[[Line], Cuts],
     sinks: Collection[str] | None = None,
     whole: Collection[tuple[str, int]] = (),
+    carry: Callable[[Mapping[str, Line], Mapping[str, Cuts]], Collection[str] | None] | None = None,
 ) -> Tiling:
     """Tile these local nodes; `cut` chooses where each axis is cut, given its line. `whole`: inputs that are stored
-    and read whole (`Roles.whole`)."""
+    and read whole (`Roles.whole`); `carry`: chooses the values whose halos are carried, by default all."""
     ends = sinks_of(graph, nodes) if sinks is None else sinks
     lines = {axis: line_of(graph, axes, nodes, axis, ends, whole) for axis in tiled}
-    spans = {axis: tile_line(line, mode, cut(line)) for axis, line in lines.items()}
+    cuts = {axis: cut(line) for axis, line in lines.items()}
+    carried = carry(lines, cuts) if carry is not None else None
+    spans = {axis: tile_line(line, mode, cuts[axis], carried) for axis, line in lines.items()}
     return Tiling(graph, axes, tuple(tiled), mode, tuple(nodes), lines, spans)
 
 
@@ -94,7 +97,7 @@ def tile_graph(graph: Graph, mode: str, grid: Mapping[str, int]) -> Tiling:
     axes = label_axes(graph)
     check_axes(graph, axes, tuple(grid))
     roles = sort_nodes(graph, axes, tuple(grid))
-    nodes = [n for n in graph.nodes if roles.part[n.name] is Part.LOCAL]
+    nodes = [n for n in graph.nodes if roles.part[n.name] is NodePart.LOCAL]
     if not nodes:
         raise GridError(f"nothing in '{graph.name}' can be tiled along {', '.join(grid)}")
 

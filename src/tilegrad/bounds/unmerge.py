@@ -32,7 +32,7 @@ PERMUTES = {"permute", "transpose", "movedim", "t", "mT", "swapaxes", "numpy_T"}
 
 
 @dataclass(frozen=True)
-class Form:
+class AxisForm:
     value: str
     groups: Groups
     name: str = ""  # of the node that merged it in the model
@@ -94,7 +94,7 @@ class _Pass:
     def __init__(self, graph: Graph, axes: Axes):
         self.graph, self.axes = graph, axes
         self.build = Build(graph.name)
-        self.forms: dict[str, Form] = {}
+        self.forms: dict[str, AxisForm] = {}
         self.plain: dict[str, str] = {}  # forms that were merged after all
         for value in graph.values:
             if not value.kind.computed:
@@ -112,11 +112,11 @@ class _Pass:
         self.build.updates = [(old, self.merge(new)) for old, new in self.graph.updates]
         return self.build.graph([self.merge(name) for name in self.graph.outputs])
 
-    def _concerns(self, node: Node, forms: Sequence[Form]) -> bool:
+    def _concerns(self, node: Node, forms: Sequence[AxisForm]) -> bool:
         return any(f.merged for f in forms) or (node.op in VIEWS and _merges(self.graph, self.axes, node))
 
-    def form(self, name: str) -> Form:
-        return self.forms.get(name) or Form(name, tuple((n,) for n in self.graph.shape(name)))
+    def form(self, name: str) -> AxisForm:
+        return self.forms.get(name) or AxisForm(name, tuple((n,) for n in self.graph.shape(name)))
 
     def merge(self, name: str) -> str:
         """A value as the model sees it."""
@@ -144,22 +144,22 @@ class _Pass:
         type_, size = TensorType(tuple(shape), dtype), {"size": list(shape)}
         return self.build.emit("view", [("self", value)], type_, size, "aten.view.default", name)
 
-    def shaped(self, form: Form, groups: Groups) -> Form:
+    def shaped(self, form: AxisForm, groups: Groups) -> AxisForm:
         """The same value with other groups, which must have the same order of elements."""
         flat = tuple(n for group in groups for n in group)
         return replace(form, value=self._view(form.value, flat, self.build.type(form.value).dtype), groups=groups)
 
     def emit(
         self, node: Node, inputs: Sequence[str], groups: Groups, attrs: Mapping[str, Any] = MappingProxyType({})
-    ) -> Form:
+    ) -> AxisForm:
         type_ = TensorType(tuple(n for group in groups for n in group), self.graph.type(node.outputs[0]).dtype)
         slots = [(i.arg, value) for i, value in zip(node.inputs, inputs, strict=True)]
         made = self.build.emit(node.op, slots, type_, {**node.attrs, **attrs}, node.target, node.name)
-        return Form(made, groups)
+        return AxisForm(made, groups)
 
     # -- operators -----------------------------------------------------------------------------------------------------
 
-    def _handle(self, node: Node, forms: list[Form]) -> Form | None:
+    def _handle(self, node: Node, forms: list[AxisForm]) -> AxisForm | None:
         """The node on forms, or None where it needs what the model sees."""
         if node.op in VIEWS:
             groups = _regroup(forms[0].groups, self.graph.shape(node.outputs[0]))
@@ -171,14 +171,14 @@ class _Pass:
             return handler(self, node, forms)
         return self._elementwise(node, forms) if find(node).elementwise and not _laid_out(node) else None
 
-    def _permute(self, node: Node, form: Form) -> Form:
+    def _permute(self, node: Node, form: AxisForm) -> AxisForm:
         order = find(node).order(call_of(self.graph, node))  # type: ignore[attr-defined]
         dims = [dim for k in order for dim in form.dims(k)]
         groups = tuple(form.groups[k] for k in order)
         bare = replace(node, op="permute", target="aten.permute.default", attrs=MappingProxyType({}))
         return self.emit(bare, [form.value], groups, {"dims": dims})
 
-    def _elementwise(self, node: Node, forms: Sequence[Form]) -> Form | None:
+    def _elementwise(self, node: Node, forms: Sequence[AxisForm]) -> AxisForm | None:
         shape = self.graph.shape(node.outputs[0])
         groups = _common([f.groups for f in forms], len(shape))
         if groups is None or tuple(map(prod, groups)) != shape:
@@ -186,18 +186,18 @@ class _Pass:
         aligned = [self.shaped(f, _broadcast(f.groups, groups)) for f in forms]
         return self.emit(node, [f.value for f in aligned], groups)
 
-    def _linear(self, node: Node, forms: Sequence[Form]) -> Form | None:
+    def _linear(self, node: Node, forms: Sequence[AxisForm]) -> AxisForm | None:
         """The last dimension as one, the others as they are."""
         first = self.single(forms[0], [-1])
         out = self.graph.shape(node.outputs[0])
         rest = [self.merge(name) for name in node.reads[1:]]
         return self.emit(node, [first.value, *rest], (*first.groups[:-1], (out[-1],)))
 
-    def _layer_norm(self, node: Node, forms: Sequence[Form]) -> Form | None:
+    def _layer_norm(self, node: Node, forms: Sequence[AxisForm]) -> AxisForm | None:
         first = self.single(forms[0], range(-len(node.attrs["normalized_shape"]), 0))
         return self.emit(node, [first.value, *(self.merge(name) for name in node.reads[1:])], first.groups)
 
-    def _along(self, node: Node, forms: Sequence[Form]) -> Form | None:
+    def _along(self, node: Node, forms: Sequence[AxisForm]) -> AxisForm | None:
         """Operators along one dimension that leave its neighbours alone."""
         rank = len(forms[0].groups)
         given = node.attrs.get("dim", -1)
@@ -210,7 +210,7 @@ class _Pass:
         groups[dim : dim + 1] = [] if gone else [(out[dim],)]
         return self.emit(node, [first.value], tuple(groups), {"dim": at})
 
-    def _concat(self, node: Node, forms: Sequence[Form]) -> Form | None:
+    def _concat(self, node: Node, forms: Sequence[AxisForm]) -> AxisForm | None:
         rank = len(self.graph.shape(node.outputs[0]))
         dim = int(node.attrs.get("dim", 0)) % rank
         singles = [self.single(f, [dim]) for f in forms]
@@ -224,7 +224,7 @@ class _Pass:
         groups = (*common[:dim], (self.graph.shape(node.outputs[0])[dim],), *common[dim:])
         return self.emit(node, [f.value for f in shaped], groups, {"dim": sum(map(len, common[:dim]))})
 
-    def _matmul(self, node: Node, forms: Sequence[Form]) -> Form | None:
+    def _matmul(self, node: Node, forms: Sequence[AxisForm]) -> AxisForm | None:
         """Products (and attention): batch dimensions stay apart, the last two of each are one."""
         if any(len(f.groups) < 2 for f in forms):
             return None
@@ -240,7 +240,7 @@ class _Pass:
             node = replace(node, op="matmul", target="aten.matmul.default", inputs=inputs)
         return self.emit(node, [f.value for f in shaped], (*lead, (out[-2],), (out[-1],)))
 
-    def _einsum(self, node: Node, forms: Sequence[Form]) -> Form | None:
+    def _einsum(self, node: Node, forms: Sequence[AxisForm]) -> AxisForm | None:
         """A letter for every dimension: where a dimension is in parts, so is its letter."""
         equation = str(node.attrs["equation"]).replace(" ", "")
         if "." in equation or "->" not in equation:
@@ -265,7 +265,7 @@ class _Pass:
         spelled = ",".join("".join(names[c] for c in t) for t in terms) + "->" + "".join(names[c] for c in out)
         return self.emit(node, [f.value for f in shaped], tuple(groups[c] for c in out), {"equation": spelled})
 
-    def _expand(self, node: Node, forms: Sequence[Form]) -> Form | None:
+    def _expand(self, node: Node, forms: Sequence[AxisForm]) -> AxisForm | None:
         (form,), out = forms, self.graph.shape(node.outputs[0])
         lead = len(out) - len(form.groups)
         groups = tuple((n,) for n in out[:lead]) + tuple(
@@ -274,7 +274,7 @@ class _Pass:
         form = self.single(form, [k for k, n in enumerate(out[lead:]) if prod(form.groups[k]) != n])
         return self.emit(node, [form.value], groups, {"size": [n for g in groups for n in g]})
 
-    def single(self, form: Form, dims: Sequence[int]) -> Form:
+    def single(self, form: AxisForm, dims: Sequence[int]) -> AxisForm:
         """These dimensions as one each."""
         chosen = {d % len(form.groups) for d in dims}
         return self.shaped(form, tuple((prod(g),) if k in chosen else g for k, g in enumerate(form.groups)))
@@ -286,7 +286,7 @@ def _laid_out(node: Node) -> bool:
     return layout is not None and aten.decode(layout) not in (None, aten.decode({"memory_format": "preserve_format"}))
 
 
-Handler = Callable[["_Pass", Node, list[Form]], Form | None]
+Handler = Callable[["_Pass", Node, list[AxisForm]], AxisForm | None]
 HANDLERS: dict[str, Handler] = {
     "linear": _Pass._linear,
     "layer_norm": _Pass._layer_norm,

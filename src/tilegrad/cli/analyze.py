@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rich.progress import Progress
 
 from ..analysis import Analysis, analyze
-from ..analysis.groups import BYS, By, Group, group_operators, operator_seconds
+from ..analysis.groups import BYS, By, OperatorGroup, group_operators, operator_seconds
 from ..errors import InputError
 from ..files import save_text
 from ..importers import find_format, load, load_profile
@@ -85,7 +85,7 @@ def read_profile(file: str, machine: Machine | None = None) -> Profile:
     """The profile in a file; of a graph without times one that is simulated."""
     format = find_format(file)
     if format.gives == "graph":
-        from ..search.simulated import simulate  # needs torch
+        from ..analysis.simulated import simulate  # needs torch
 
         return simulate(load(file), machine or find_machine("v100"), Path(file).name)
     size = Path(file).stat().st_size
@@ -112,7 +112,7 @@ def _machine(text: str | None) -> Machine | None:
     if text is None:
         return None
     if text == "this":
-        from ..runtime.measure import this_machine  # needs torch
+        from ..sim.measure import this_machine  # needs torch
 
         return find_machine(text, this_machine)
     return find_machine(text)
@@ -167,7 +167,7 @@ def _sorted_places(places: Sequence[int], analysis: Analysis, args: argparse.Nam
     return sorted(places, key=lambda at: (key(at), at))
 
 
-def _sorted_groups(groups: Sequence[Group], args: argparse.Namespace) -> list[Group]:
+def _sorted_groups(groups: Sequence[OperatorGroup], args: argparse.Namespace) -> list[OperatorGroup]:
     keys: dict[str, Any] = {
         "name": lambda g: g.key, "type": lambda g: g.key, "count": lambda g: -g.count, "seq": lambda g: 0,
         "time": lambda g: -g.seconds(args.time), "flops": lambda g: -g.rates.flops, "bytes": lambda g: -g.rates.bytes,

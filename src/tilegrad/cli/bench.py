@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..runtime.measure import Recall, recall_machine
 from ..sim.machine import Machine, save_machine
+from ..sim.measure import Recall, recall_machine
 from ..units import format_bytes
 from .console import make_console
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,15 +14,14 @@ from ..errors import InputError, ModelError
 from ..importers import export_module, load
 from ..ir import Kind
 from ..models import NETWORKS
-from ..planners import Effort
+from ..planners import Effort, Planning, Problem, TileSearch, TrainingStep, imported_tiles, planner_names, sweep
 from ..report.plan import print_candidates, print_peak
 from ..report.plan_html import save_plan_html
-from ..runtime import plain_bytes
-from ..runtime.measure import this_machine
-from ..runtime.training import training_graph
 from ..schedule import Storage
-from ..search import PLANNERS, Mixed, Planning, Search, Steps, imported_tiles, sweep
 from ..sim.machine import Machine, find_machine
+from ..sim.measure import this_machine
+from ..sim.plain import plain_bytes
+from ..sim.training import training_graph
 from ..units import parse_budget
 from .console import make_console
 from .model import input_shapes, load_model
@@ -33,7 +33,7 @@ def register(parser: argparse.ArgumentParser) -> None:
         "--budget", action="append", required=True, metavar="4GB", help='bytes, or "0.5 of device"; repeat for a sweep'
     )
     parser.add_argument("--input", action="append", metavar="1x3x512x512", help="shape of a model's input; may repeat")
-    parser.add_argument("--planner", choices=(*PLANNERS, "auto"), default="auto", help="which planner (default: all)")
+    parser.add_argument("--planner", choices=planner_names(), default="auto", help="which planner (default: all)")
     parser.add_argument(
         "--machine", metavar="v100", help="this, v100, a100, h200 or FILE.toml (default: v100 for a graph, else this)"
     )
@@ -55,13 +55,12 @@ def run(args: argparse.Namespace) -> int:
     effort = Effort(exact_s=args.seconds)
     if imported:
         graph = load(args.model)
-        steps, tiles, mixed = Steps(graph, machine, effort), imported_tiles(graph, machine), None
-        hosted = True
+        hosted, problem = True, Problem(0, TrainingStep(graph, machine, effort), imported_tiles(graph, machine))
     else:
         hosted = (args.machine or default) != "this" or args.device == "cuda"
-        steps, tiles, mixed = _searches(args.model, shapes, machine, effort, hosted or args.planner == "offload")
+        problem = _problem(args.model, shapes, machine, effort, hosted or args.planner == "offload")
     storages = (Storage.DEVICE, Storage.HOST) if hosted else (Storage.DEVICE, Storage.DISK)
-    found = sweep(steps, tiles, budgets, planner=args.planner, storages=storages, mixed=mixed)
+    found = sweep(replace(problem, storages=storages), budgets, planner=args.planner)
     if args.json:
         plans = [planning.to_json() for planning in found]
         print(json.dumps(plans[0] if len(plans) == 1 else {"schema": 1, "sweep": plans}))
@@ -85,9 +84,7 @@ def _is_file(args: argparse.Namespace) -> bool:
     return False
 
 
-def _searches(
-    model: str, shapes: Sequence[tuple[int, ...]], machine: Machine, effort: Effort, hosted: bool
-) -> tuple[Steps, Search, Mixed | None]:
+def _problem(model: str, shapes: Sequence[tuple[int, ...]], machine: Machine, effort: Effort, hosted: bool) -> Problem:
     """A module's training step, without weights: whole nodes, tiles, and both."""
     module = load_model(model, train=True, weights=False)
     graph = export_module(module, tuple(shapes), {}).graph
@@ -95,9 +92,8 @@ def _searches(
     lowered = lower_graph(graph)
     plain = partial(plain_bytes, module, tuple(shapes), {}, train=True)
     axes = tuple(image_axes(lowered))
-    tiles = Search(lowered, axes, "stream", graded, True, plain, machine)
-    mixed = Mixed(graph, axes, graded, machine) if axes else None
-    return Steps(training_graph(graph, graded), machine, effort, hosted), tiles, mixed
+    tiles = TileSearch(lowered, axes, "stream", graded, True, plain, machine)
+    return Problem(0, TrainingStep(training_graph(graph, graded), machine, effort, hosted), tiles, graph)
 
 
 def _print(planning: Planning) -> None:

@@ -7,13 +7,14 @@ import json
 from math import prod
 
 from ..bounds import MODES, Tiling, image_axes, lower_graph, tile_graph
-from ..distributed.mesh import Mesh
+from ..bounds.mesh import Mesh
 from ..distributed.module import EXCHANGES
-from ..distributed.plan import MeshPlan, plan_mesh
-from ..distributed.segments import choose_exchanged
 from ..errors import GridError
 from ..importers import capture
-from ..ir import Graph
+from ..ir import Graph, Kind
+from ..planners import MeshProblem
+from ..planners.ranks.exchange import choose_exchanged
+from ..planners.ranks.plan import MeshPlan, plan_mesh
 from ..report.ranks import print_ranks, ranks_json
 from ..report.tiles import geometry, print_tiles
 from ..units import parse_sizes
@@ -56,7 +57,8 @@ def make_mesh_plan(args: argparse.Namespace) -> MeshPlan:
     graph, names, sizes = _cut(args, args.mesh, "mesh")
     mesh = Mesh(tuple(names), sizes, tuple(range(prod(sizes))))
     lowered = lower_graph(graph)
-    exchanged = choose_exchanged(lowered, mesh, args.exchange, True, "cpu")
+    graded = tuple(v.name for v in lowered.of_kind(Kind.PARAMETER) if v.type.floating)
+    exchanged = choose_exchanged(MeshProblem(lowered, mesh, 0, graded, args.exchange))
     return plan_mesh(lowered, mesh, exchanged=exchanged)
 
 

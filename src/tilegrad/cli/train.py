@@ -13,18 +13,18 @@ from math import isfinite
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from rich.table import Table
 from torch import Tensor, nn
 
 from ..errors import InputError
+from ..modules.tiled import Plan, TiledModule, tile
 from ..profile import Profile
+from ..recording.record import record
 from ..report import page
 from ..report.html import save_page
 from ..report.page import Column, Drawn, Fact, Page
-from ..runtime import PeakBytes
-from ..runtime.record import record
-from ..tiled import Plan, TiledModule, tile
+from ..sim.peak import PeakBytes
+from ..torch_private import pytree
 from ..units import format_bytes, format_seconds, format_sizes, parse_budget, parse_sizes
 from .console import make_console
 from .model import add_model_arguments, input_shapes, load_model
@@ -33,7 +33,7 @@ OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
 
 
 @dataclass(frozen=True)
-class Step:
+class TrainStep:
     loss: float
     seconds: float
     peak_bytes: int
@@ -93,7 +93,7 @@ def _tiled(module: nn.Module, inputs: list[Tensor], args: argparse.Namespace) ->
     return found, found.plan
 
 
-def _train(module: nn.Module, inputs: list[Tensor], args: argparse.Namespace) -> tuple[list[Step], Profile | None]:
+def _train(module: nn.Module, inputs: list[Tensor], args: argparse.Namespace) -> tuple[list[TrainStep], Profile | None]:
     optimizer = OPTIMIZERS[args.optimizer](module.parameters(), lr=args.lr)
     steps, profile = [], None
     for at in range(args.steps):
@@ -107,7 +107,7 @@ def _train(module: nn.Module, inputs: list[Tensor], args: argparse.Namespace) ->
     return steps, profile
 
 
-def _step(module: nn.Module, inputs: list[Tensor], optimizer: torch.optim.Optimizer, device: str) -> Step:
+def _step(module: nn.Module, inputs: list[Tensor], optimizer: torch.optim.Optimizer, device: str) -> TrainStep:
     optimizer.zero_grad(set_to_none=True)
     begin = time.perf_counter()
     with PeakBytes(device) as peak:
@@ -115,10 +115,10 @@ def _step(module: nn.Module, inputs: list[Tensor], optimizer: torch.optim.Optimi
         torch.autograd.backward(loss)
     optimizer.step()
     value = float(loss.detach())  # waits for the device
-    return Step(value, time.perf_counter() - begin, peak.bytes)
+    return TrainStep(value, time.perf_counter() - begin, peak.bytes)
 
 
-def _step_json(step: Step) -> dict[str, Any]:
+def _step_json(step: TrainStep) -> dict[str, Any]:
     """JSON has no NaN: a loss that is not finite is null."""
     return asdict(step) | {"loss": step.loss if isfinite(step.loss) else None}
 
@@ -133,7 +133,7 @@ def _loss(outputs: Any) -> Tensor:
     return torch.stack([t.float().square().mean() for t in tensors]).sum()
 
 
-def _print(title: str, steps: list[Step], plan: Plan | None) -> None:
+def _print(title: str, steps: list[TrainStep], plan: Plan | None) -> None:
     console = make_console()
     table = Table(title=title, title_justify="left")
     for name in ("step", "loss", "time", "peak of the step"):
@@ -145,7 +145,9 @@ def _print(title: str, steps: list[Step], plan: Plan | None) -> None:
         console.print(str(plan), highlight=False)
 
 
-def _page(title: str, steps: list[Step], profile: Profile | None, plan: Plan | None, args: argparse.Namespace) -> Page:
+def _page(
+    title: str, steps: list[TrainStep], profile: Profile | None, plan: Plan | None, args: argparse.Namespace
+) -> Page:
     columns = (Column("step", "count"), Column("loss", "rate"), Column("time", "seconds"), Column("peak", "bytes"))
     rows = [(at, step.loss, step.seconds, step.peak_bytes) for at, step in enumerate(steps, start=1)]
     last = steps[-1]

@@ -10,10 +10,10 @@ import torch
 
 from ..bounds import MODES
 from ..errors import InputError
+from ..modules.verification import verify
 from ..report.html import save_page
 from ..report.verification import print_costs, print_differences, verification_page
 from ..units import format_sizes, parse_sizes
-from ..verification import verify
 from .console import make_console
 from .model import add_model_arguments, input_shapes, load_model
 

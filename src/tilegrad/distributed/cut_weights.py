@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..ir import Kind
+from ..planners.ranks.plan import MeshPlan
 from ..region import Box
-from .plan import MeshPlan
 
 
 def cut_parameters(module: nn.Module, plan: MeshPlan, state: Any) -> None:

@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .mesh import Coords, Mesh
+from ..bounds.mesh import Coords, Mesh
+from ..execution.ranks import pack
 from .watch import Watch
 
 T = TypeVar("T")
@@ -98,11 +99,11 @@ class Group:
             dist.all_gather(found, tensor.contiguous(), group)
         return _in_order(found, ranks)
 
-    def sum(self, what: str, tensor: Tensor, axes: frozenset[str]) -> Pending:
+    def sum(self, what: str, tensor: Tensor, axes: frozenset[str]) -> PendingMessage:
         """Begin to add up a tensor over the ranks that differ along `axes`, in place."""
         group, ranks = self.among(axes)
         if group is None or not tensor.numel():
-            return Pending(lambda: None)
+            return PendingMessage(lambda: None)
         self.traffic.summed_bytes += tensor.numel() * tensor.element_size()
         with self.watch.during(what, ranks) as call:
             work = dist.all_reduce(tensor, group=group, async_op=True)
@@ -111,7 +112,7 @@ class Group:
             with self.watch.during(what, ranks, call):
                 work.wait()
 
-        return Pending(finish)
+        return PendingMessage(finish)
 
     # -- agreement -----------------------------------------------------------------------------------------------------
 
@@ -154,28 +155,7 @@ def _in_order(gathered: list[T], ranks: Sequence[int]) -> list[T]:
 
 
 @dataclass
-class Pending:
+class PendingMessage:
     """A sum on its way."""
 
     wait: Callable[[], None] = field(repr=False)
-
-
-def pack(tensors: Sequence[Tensor]) -> Tensor:
-    """The bytes of tensors, one after another."""
-    parts = [t.contiguous().reshape(-1).view(torch.uint8) for t in tensors]
-    return torch.cat(parts) if len(parts) != 1 else parts[0].clone()
-
-
-def unpack(payload: Tensor, shapes: Sequence[tuple[Sequence[int], torch.dtype]]) -> list[Tensor]:
-    """The tensors of these shapes that a payload holds."""
-    found, at = [], 0
-    for shape, dtype in shapes:
-        size = dtype.itemsize
-        for n in shape:
-            size *= n
-        piece = payload[at : at + size]
-        at += size
-        if piece.storage_offset() * piece.element_size() % dtype.itemsize:
-            piece = piece.clone()  # a view must begin where its type may
-        found.append(piece.view(dtype).reshape(tuple(shape)))
-    return found

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from ..bounds.mesh import Mesh, name_axes
 from ..errors import InputError
 from .group import Group
-from .mesh import Mesh, name_axes
 
 TIMEOUT_S = 300.0
 _groups: dict[DeviceMesh, Group] = {}  # meshes of the same ranks and names are equal, and share a group

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .verdict import GRACE_S, Inquiry, Verdict, Witness, gone, judge
-from .wire import Line, listen, own_addresses
+from .wire import Wire, listen, own_addresses
 
 POLL_S = 0.2  # how often ranks are asked, once a call has failed
 
@@ -31,7 +31,7 @@ class Judge:
         self.known = {rank: Witness() for rank in ranks}
         self.inquiry: Inquiry | None = None
         self.verdict: Verdict | None = None
-        self._lines: dict[int, Line] = {}
+        self._lines: dict[int, Wire] = {}
         self._listener, self._token = listen(), secrets.token_hex(16)
         self.address = {"hosts": own_addresses(), "port": self._listener.getsockname()[1], "token": self._token}
         self._events = selectors.DefaultSelector()
@@ -39,8 +39,8 @@ class Judge:
         self._bell, self._rope = socket.socketpair()  # rung once, by `close`
         self._events.register(self._bell, selectors.EVENT_READ, self._rung)
         mine, theirs = socket.socketpair()
-        self.own = Line(mine)
-        self._seat(self.ranks[0], Line(theirs))
+        self.own = Wire(mine)
+        self._seat(self.ranks[0], Wire(theirs))
         self._rang = self._closing = False
         self._thread = threading.Thread(target=self._sit, name="tilegrad judge", daemon=True)
         self._thread.start()
@@ -74,10 +74,10 @@ class Judge:
 
     def _greet(self) -> None:
         with contextlib.suppress(OSError):  # a caller that has gone again
-            line = Line(self._listener.accept()[0])
+            line = Wire(self._listener.accept()[0])
             self._events.register(line.socket, selectors.EVENT_READ, lambda: self._admit(line))
 
-    def _admit(self, line: Line) -> None:
+    def _admit(self, line: Wire) -> None:
         """Only who knows the token is one of us."""
         messages = line.read()
         rank = self._rank_of(messages[0]) if messages else None
@@ -93,7 +93,7 @@ class Judge:
         known = isinstance(rank, int) and rank in self.known and rank not in self._lines
         return rank if known and hmac.compare_digest(token, self._token.encode()) else None
 
-    def _seat(self, rank: int, line: Line) -> None:
+    def _seat(self, rank: int, line: Wire) -> None:
         self._lines[rank] = line
         self._events.register(line.socket, selectors.EVENT_READ, lambda: self._hear(rank, line))
         self.known[rank].asked = None
@@ -108,7 +108,7 @@ class Judge:
     def _complete(self) -> bool:
         return len(self._lines) == len(self.ranks)
 
-    def _hear(self, rank: int, line: Line) -> None:
+    def _hear(self, rank: int, line: Wire) -> None:
         one, now = self.known[rank], time.monotonic()
         for message in line.read():
             one.hear(message)
@@ -127,7 +127,7 @@ class Judge:
             if not self._complete and self.inquiry is None:  # the others wait for all, and would wait in vain
                 self.inquiry = Inquiry(now, rank)
 
-    def _dismiss(self, line: Line) -> None:
+    def _dismiss(self, line: Wire) -> None:
         self._events.unregister(line.socket)
         line.close()
 

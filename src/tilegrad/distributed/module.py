@@ -14,23 +14,25 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from .. import errors
 from ..bounds import lower_graph
-from ..calls import Call, Calls
+from ..bounds.mesh import Mesh
 from ..errors import CaptureError, InputError, TilegradError
+from ..execution import Executor, Pass
 from ..importers import HIDDEN, Captured, Snapshot, export_call
 from ..ir import Kind, format_graph
-from ..ops import find
+from ..modules.calls import Calls, ModuleCall
+from ..modules.runner import draws, new_seed, run_pass
+from ..modules.wrapped import Wrapped
+from ..planners import MeshProblem
+from ..planners.mesh import RankPlan, plan_rank
+from ..planners.ranks.plan import MeshPlan
 from ..region import Box
-from ..runner import TiledFunction, apply_updates
-from ..runtime.engine import Engine
-from ..wrapped import Wrapped
+from ..sim.machine import CPU, PRESETS
+from ..sim.measure import device_bytes
+from ..units import parse_budget
 from .cut_weights import cut_parameters, without_data
 from .group import Group, Traffic
 from .join import group_of
-from .mesh import Mesh
 from .part import Part
-from .plan import MeshPlan
-from .rank_plan import RankPlan, plan_rank
-from .session import RankSession
 
 EXCHANGES = ("auto", "segment", "layer")
 
@@ -102,9 +104,9 @@ class DistributedModule(Wrapped):
         self._state.last = runner
         return runner(self.module, call.flat)
 
-    def _runner(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[RankRunner, Call]:
+    def _runner(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[RankRunner, ModuleCall]:
         state: _State = self._state
-        call = Call.of(self.module, args, kwargs, {Part: lambda item: _describe(item) + _wants(_tensor(item))})
+        call = ModuleCall.of(self.module, args, kwargs, {Part: lambda item: _describe(item) + _wants(_tensor(item))})
         _check_same(state.group, self.module, call.flat)
         found = state.calls.find(call)
         if not state.group.alike("the plan", str(found is None)):
@@ -115,7 +117,7 @@ class DistributedModule(Wrapped):
             state.calls.add(call, found, replace(found.captured, start=Snapshot.take(self.module)))
         return found, call
 
-    def _make(self, state: _State, call: Call) -> tuple[RankRunner, dict[str, Any]]:
+    def _make(self, state: _State, call: ModuleCall) -> tuple[RankRunner, dict[str, Any]]:
         flat = call.flat
         mesh = _one_mesh(flat, state.group.mesh)
         module = self.module
@@ -153,9 +155,13 @@ class RankRunner:
         graph = lower_graph(captured.graph)
         bound = self._bind(module, flat)
         wanted = [name for name, tensor in bound.items() if graded and tensor.requires_grad]
-        self.plan = plan_rank(graph, mesh, state.group.rank, wanted, state.budget, state.exchange, state.group.device)
+        device = state.group.device
+        budget = None if state.budget is None else parse_budget(state.budget, device_bytes(device))
+        machine = PRESETS["h200"] if device.type == "cuda" else CPU  # the same on every rank
+        ranks = MeshProblem(graph, mesh, state.group.rank, tuple(wanted), state.exchange, machine)
+        self.plan = plan_rank(ranks, budget)
         self.mesh_plan: MeshPlan = self.plan.mesh_plan
-        self.engine = Engine(self.plan.schedule)
+        self.engine = Executor(self.plan.schedule, state.group.device.type)
         self._check_inputs(flat)
 
     def _check_inputs(self, flat: Sequence[Any]) -> None:
@@ -171,24 +177,12 @@ class RankRunner:
 
     def __call__(self, module: nn.Module, flat: Sequence[Any]) -> Any:
         tensors = self._bind(module, flat)
-        device = self.group.device
-        train = torch.is_grad_enabled() and any(t.requires_grad for t in tensors.values())
-        session = RankSession(
-            self.engine, self.mesh_plan, self.group, tensors, device, train=train, seed=self._seed(),
-            kept=self.plan.kept,
-        )  # fmt: skip
-        if train:
-            outputs = list(TiledFunction.apply(session, list(tensors), *tensors.values()))  # type: ignore[no-untyped-call]
-        else:
-            outputs, updates = session.forward()
-            apply_updates(session, updates)
-        return self._assemble(outputs, flat, tensors)
+        session = Pass(self.engine, tensors, self.group.device, seed=self._seed(), peers=self.group)
+        return self._assemble(run_pass(session), flat, tensors)
 
     def _seed(self) -> int:
         """One seed for all ranks: what is drawn depends on the place, and so on no cut."""
-        if not any(find(n).random for n in self.captured.graph.nodes):
-            return 0
-        return int(self.group.tell("the seed", str(int(torch.randint(1 << 62, ()).item())))[0])
+        return int(self.group.tell("the seed", str(new_seed()))[0]) if draws(self.captured) else 0
 
     def _bind(self, module: nn.Module, flat: Sequence[Any]) -> dict[str, Tensor]:
         local = [item.local if isinstance(item, Part) else item for item in flat]

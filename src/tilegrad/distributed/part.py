@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from ..bounds.mesh import Coords, Mesh, check_fits
 from ..errors import InputError
+from ..execution.ranks import pack, unpack
 from ..region import Box, Interval
-from .group import Group, pack, unpack
+from .group import Group
 from .join import device_of, group_of, mesh_of, rank_in
-from .mesh import Coords, Mesh, check_fits
 
 Cuts = Mapping[str, Sequence[int]]
 

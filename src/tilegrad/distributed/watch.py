@@ -29,7 +29,7 @@ from typing import Any
 from ..errors import RunError
 from .judge import Judge
 from .verdict import GONE, GRACE_S, HANGS, UNKNOWN, Verdict
-from .wire import LOST, Line
+from .wire import LOST, Wire
 
 SILENT_S = 8.0  # after which a judge who says nothing at all is not waited for
 
@@ -43,7 +43,7 @@ class RankError(RunError):
 
 
 @dataclass(frozen=True)
-class Call:
+class WatchedCall:
     """A call that other ranks take part in: for each of them, which of the calls with it this is."""
 
     what: str
@@ -57,7 +57,7 @@ class Watch:
     def __init__(self, ranks: Sequence[int], rank: int, tell: Callable[[bytes], list[bytes]], timeout_s: float):
         self.ranks, self.rank, self.timeout_s = tuple(ranks), rank, timeout_s
         self.counts: dict[int, int] = {}  # calls begun with each rank
-        self.call: Call | None = None  # the one it is in
+        self.call: WatchedCall | None = None  # the one it is in
         self.since = time.monotonic()  # or the end of the last
         self.verdict: Verdict | None = None
         self._left: Mapping[str, Any] | None = None  # what the judge said when he took leave
@@ -118,14 +118,14 @@ class Watch:
     def _patience(self) -> float:
         return max(GRACE_S, self.timeout_s)  # a busy machine may take its time to begin
 
-    def _dial(self, address: Mapping[str, Any]) -> tuple[Line, list[dict[str, Any]]]:
+    def _dial(self, address: Mapping[str, Any]) -> tuple[Wire, list[dict[str, Any]]]:
         """A line to the judge, and what he has said already. Some of his names may be of use elsewhere only."""
         hosts, port = address["hosts"], int(address["port"])
         end, reason = time.monotonic() + self._patience, ""
         while (left := end - time.monotonic()) > 0:
             for host in hosts:
                 try:
-                    line = Line(socket.create_connection((host, port), timeout=min(left, GRACE_S)))
+                    line = Wire(socket.create_connection((host, port), timeout=min(left, GRACE_S)))
                 except OSError as error:
                     reason = str(error)
                     continue
@@ -146,7 +146,7 @@ class Watch:
     # -- calls ---------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def during(self, what: str, peers: Sequence[int], begun: Call | None = None) -> Iterator[Call | None]:
+    def during(self, what: str, peers: Sequence[int], begun: WatchedCall | None = None) -> Iterator[WatchedCall | None]:
         """A call that other ranks take part in. `what` is what errors call it; `begun`: the same call goes on."""
         if len(self.ranks) == 1:
             yield None
@@ -161,7 +161,7 @@ class Watch:
         finally:
             self.since, self.call = time.monotonic(), None
 
-    def _begin(self, what: str, peers: Sequence[int], begun: Call | None) -> Call:
+    def _begin(self, what: str, peers: Sequence[int], begun: WatchedCall | None) -> WatchedCall:
         now = time.monotonic()
         if begun is None:
             for peer in peers:
@@ -169,7 +169,7 @@ class Watch:
             numbers = {peer: self.counts[peer] for peer in peers if peer != self.rank}
         else:
             numbers = dict(begun.numbers)
-        self.call = Call(what, numbers, now)
+        self.call = WatchedCall(what, numbers, now)
         return self.call
 
     def _state(self) -> dict[str, Any]:
@@ -209,7 +209,7 @@ class Watch:
                 case "left":
                     self._left = message
 
-    def _blame(self, call: Call, error: Exception) -> RankError:
+    def _blame(self, call: WatchedCall, error: Exception) -> RankError:
         waited = time.monotonic() - call.begin
         said = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         if not self._news.is_set():
@@ -217,7 +217,7 @@ class Watch:
             self._line.send({"kind": "failed", "said": said, "late": late, **self._state()})
         return self._error(self._await(call), call.what, waited, said)
 
-    def _await(self, call: Call) -> Verdict:
+    def _await(self, call: WatchedCall) -> Verdict:
         """The verdict; where there will be none, what this rank knows by itself."""
         begin = time.monotonic()
         while not self._news.wait(0.1):
@@ -225,7 +225,7 @@ class Watch:
                 return Verdict(UNKNOWN, (), f"rank {self.ranks[0]}, which would know, does not answer")
         return self.verdict or self._alone(call)
 
-    def _alone(self, call: Call) -> Verdict:
+    def _alone(self, call: WatchedCall) -> Verdict:
         """The line to the judge has ended without a verdict."""
         first = self.ranks[0]
         if self._left is not None:

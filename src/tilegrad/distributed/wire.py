@@ -23,7 +23,7 @@ CLOSED, LOST = (
 )  # the other process closed it, as the system does when it ends; or nothing comes through
 
 
-class Line:
+class Wire:
     """One end of a connection."""
 
     def __init__(self, sock: socket.socket):
@@ -79,7 +79,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 # A child made by `fork`, such as a worker that loads data, has a copy of every connection. While it has, the connection
 # does not end with the parent, and nobody would notice that the rank is gone.
 
-_open: weakref.WeakSet[Line] = weakref.WeakSet()
+_open: weakref.WeakSet[Wire] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:

@@ -29,7 +29,7 @@ T = TypeVar("T")
 Thread = tuple[str | int | None, str | int | None]  # pid, tid
 
 
-class Kind(IntEnum):
+class EventKind(IntEnum):
     """What a mark is. Of marks that begin and end together, the smaller kind is outside."""
 
     MODULE = 0
@@ -48,7 +48,7 @@ class OpData(NamedTuple):
     module: str = ""
 
 
-class Memory(NamedTuple):
+class MemoryEvent(NamedTuple):
     address: int
     bytes: int  # less than 0: freed
     device: str
@@ -61,10 +61,10 @@ class Mark(NamedTuple):
 
     start: int
     minus_end: int
-    kind: Kind
+    kind: EventKind
     order: int  # in the file
     name: str
-    data: OpData | Memory | None
+    data: OpData | MemoryEvent | None
     external: int | None  # of LAUNCH: the correlation
     flops: int | None
     sequence: int | None
@@ -130,27 +130,27 @@ class EventReader:
         if category in _DEVICE_WORK:
             self._read_work(event, _DEVICE_WORK[category])
         elif category == "cpu_op":
-            self._add_mark(event, Kind.OP)
+            self._add_mark(event, EventKind.OP)
         elif category == "user_annotation":
-            self._add_mark(event, Kind.NOTE)
+            self._add_mark(event, EventKind.NOTE)
         elif category == "python_function":
             if isinstance(name, str) and name.startswith(_MODULE):
-                self._add_mark(event, Kind.MODULE)
+                self._add_mark(event, EventKind.MODULE)
         elif category.endswith(("_runtime", "_driver")) and self._args(event).get("correlation") is not None:
-            self._add_mark(event, Kind.LAUNCH)
+            self._add_mark(event, EventKind.LAUNCH)
 
-    def _add_mark(self, event: dict[str, Any], kind: Kind) -> None:
+    def _add_mark(self, event: dict[str, Any], kind: EventKind) -> None:
         args, name = self._args(event), self._text(event, "name")
         start, end = self._times(event)
         data: OpData | None = None
-        key, flops, sequence = "correlation" if kind is Kind.LAUNCH else "External id", None, None
-        if kind is Kind.OP:
+        key, flops, sequence = "correlation" if kind is EventKind.LAUNCH else "External id", None, None
+        if kind is EventKind.OP:
             data = self._op_data(args)
             if isinstance(args.get("flops"), float) and args["flops"].is_integer():
                 args["flops"] = int(args["flops"])
             flops = self._whole(args, "flops", 0, optional=True)
             sequence = self._whole(args, "Sequence number", optional=True)
-        elif kind is Kind.MODULE:
+        elif kind is EventKind.MODULE:
             name = name.removeprefix(_MODULE)
         external = self._whole(args, key, optional=True)
         mark = Mark(start, -end, kind, self.found.count, self._share(name), data, external, flops, sequence)
@@ -167,8 +167,8 @@ class EventReader:
             device = f"{device} {max(number or 0, 0)}"
         totals = [self._whole(args, key, optional=True) for key in ("Total Allocated", "Total Reserved")]
         assert bytes is not None and address is not None
-        memory = Memory(address, bytes, self._share(device), *totals)
-        mark = Mark(at, -at, Kind.MEMORY, self.found.count, "", memory, None, None, None)
+        memory = MemoryEvent(address, bytes, self._share(device), *totals)
+        mark = Mark(at, -at, EventKind.MEMORY, self.found.count, "", memory, None, None, None)
         self.found.threads.setdefault(self._thread(event), []).append(mark)
 
     def _read_work(self, event: dict[str, Any], kind: str) -> None:

@@ -34,7 +34,7 @@ from ..profile import BlockKind, Operator, Profile, Span, check_profile
 from .block_lives import Lives
 from .json_walk import Progress, open_json
 from .own_trace import load_own_trace
-from .torch_events import EventReader, Events, Kind, Mark, Memory, OpData, Thread, Work
+from .torch_events import EventKind, EventReader, Events, Mark, MemoryEvent, OpData, Thread, Work
 
 FORMAT = "torch trace"
 _ENGINE = "autograd::engine::"
@@ -112,7 +112,7 @@ class _Found:
     ops: list[_Op] = field(default_factory=list)
     launches: dict[int, tuple[_Op | None, int]] = field(default_factory=dict)  # correlation -> operator, moment
     externals: dict[int, _Op] = field(default_factory=dict)
-    memory: list[tuple[int, int, Memory, _Op | None]] = field(default_factory=list)  # moment, order
+    memory: list[tuple[int, int, MemoryEvent, _Op | None]] = field(default_factory=list)  # moment, order
     modules: dict[int, str] = field(default_factory=dict)  # sequence number -> that of the operator
     forward_threads: set[str] = field(default_factory=set)
 
@@ -171,11 +171,11 @@ def _sweep(marks: Iterable[Mark], thread: str, found: _Found, odd: Counter[str])
         while stack[-1].end <= mark.start:
             stack.pop()
         around = stack[-1]
-        if mark.kind is Kind.MEMORY:
-            assert isinstance(mark.data, Memory)
+        if mark.kind is EventKind.MEMORY:
+            assert isinstance(mark.data, MemoryEvent)
             if mark.data.bytes:
                 found.memory.append((mark.start, mark.order, mark.data, around.op))
-        elif mark.kind is Kind.LAUNCH:
+        elif mark.kind is EventKind.LAUNCH:
             assert mark.external is not None
             if mark.external in found.launches:
                 odd["launches with the correlation id of another: the first counts"] += 1
@@ -187,7 +187,7 @@ def _sweep(marks: Iterable[Mark], thread: str, found: _Found, odd: Counter[str])
 def _enter(mark: Mark, around: _Around, thread: str, found: _Found) -> _Around:
     end, name = min(-mark.minus_end, around.end), mark.name
     around = around._replace(end=end)
-    if mark.kind is Kind.MODULE:
+    if mark.kind is EventKind.MODULE:
         return around._replace(modules=_join(around.modules, name))
     if name.startswith(_BACKWARD):
         around = around._replace(phase=Phase.BACKWARD, sequence=mark.sequence)
@@ -195,7 +195,7 @@ def _enter(mark: Mark, around: _Around, thread: str, found: _Found) -> _Around:
         around = around._replace(phase=Phase.UPDATE)
     elif name.startswith(_LOADER):
         around = around._replace(phase=None)
-    if mark.kind is Kind.NOTE:
+    if mark.kind is EventKind.NOTE:
         return around if name.startswith(_OF_TORCH) else around._replace(notes=_join(around.notes, name))
     assert isinstance(mark.data, OpData)
     if around.op is None and "::" in name and not name.startswith(_ENGINE):
@@ -270,7 +270,7 @@ def _span(start: int, end: int, zero: int) -> Span:
 
 
 def _blocks(
-    memory: list[tuple[int, int, Memory, _Op | None]], zero: int
+    memory: list[tuple[int, int, MemoryEvent, _Op | None]], zero: int
 ) -> tuple[Lives | None, dict[str, object], list[str]]:
     """Memory over time; facts of each device; notes."""
     if not memory:

@@ -25,7 +25,7 @@ class ChannelNorm(nn.LayerNorm):
         return super().forward(input.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
-class Block(nn.Module):
+class ConvNeXtBlock(nn.Module):
     """Depthwise 7x7, then an inverted bottleneck of linear layers on channels-last, layer scale, residual whose branch
     is dropped at the rate `drop_path`."""
 
@@ -88,6 +88,6 @@ def convnext_tiny(
             layers += [nn.Conv2d(channels, outputs, 4, 4), ChannelNorm(outputs, eps=_EPS)]
         else:
             layers += [ChannelNorm(channels, eps=_EPS), nn.Conv2d(channels, outputs, 2, 2)]
-        layers += [Block(outputs, next(rates)) for _ in range(blocks)]
+        layers += [ConvNeXtBlock(outputs, next(rates)) for _ in range(blocks)]
         channels = outputs
     return ConvNeXt(nn.Sequential(*layers), channels, classes)

@@ -50,8 +50,6 @@ class _Adaptive(Reduction):
 
 @op("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
 class AdaptiveAvg(_Adaptive):
-    saves = ()
-
     def partial(self, call: Call, tile: Tensor, place: Place, *others: Tensor) -> tuple[Tensor, ...]:
         total = tile.to(torch.float32) if tile.dtype in (torch.float16, torch.bfloat16) else tile
         for dim in range(tile.dim() - self.spatial, tile.dim()):
@@ -87,8 +85,6 @@ class AdaptiveAvg(_Adaptive):
 @op("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
 class AdaptiveMax(_Adaptive):
     """The winner of a bin is the first maximum in raster order of the whole image, as torch picks it."""
-
-    saves = ("indices",)
 
     def partial(self, call: Call, tile: Tensor, place: Place, *others: Tensor) -> tuple[Tensor, ...]:
         image = tile.shape[-self.spatial :]

@@ -5,7 +5,7 @@ Rule O1  `reads` says, for every dimension of every input, which output dimensio
 Rule O2  `run` gets exactly the boxes that `reads` asked for, clipped to their values, and returns exactly
          the output box. What was clipped is padding and is the operator's own business (`Place.pad`).
 Rule O3  An operator without a rule returns None from `reads`: it runs whole, and planners see a barrier.
-Rule O4  Backward is autograd over `run`; `saves` only says what it keeps alive, for predictions.
+Rule O4  Backward is autograd over `run`: what it keeps alive is found by running it on tensors without data.
 """
 
 from __future__ import annotations
@@ -115,7 +115,6 @@ class Sample:
 class Op:
     """Base of all operators; the defaults describe an operator that runs whole."""
 
-    saves: ClassVar[tuple[str, ...]] = ("inputs",)  # of: inputs, result, indices
     pads: ClassVar[bool] = False  # does what sticks out of the input count as padding?
     dense: ClassVar[bool] = False  # does its arithmetic run at the machine's full rate, or wait for memory?
     native: ClassVar[bool] = True  # does torch's own operator compute the same for whole tensors?

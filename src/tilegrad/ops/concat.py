@@ -14,8 +14,6 @@ from .registry import op
 
 @op("cat", "concat", "concatenate")
 class Concat(Op):
-    saves = ()
-
     def reads(self, call: Call) -> Reads:
         """Along `dim` an input begins where those before it end: what lies outside of it is not its business."""
         dim, n_out, start, found = call.dim(), call.out.shape[call.dim()], 0, []
@@ -38,8 +36,6 @@ class Concat(Op):
 
 @op("stack")
 class Stack(Op):
-    saves = ()
-
     def reads(self, call: Call) -> Reads:
         rank = len(call.out.shape)
         dim = int(call.attr("dim", 0)) % rank

@@ -17,7 +17,6 @@ from .registry import op
 
 @op("dropout", "native_dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
 class Dropout(Op):
-    saves = ("indices",)
     random = True
 
     def reads(self, call: Call) -> Reads:

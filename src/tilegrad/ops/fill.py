@@ -16,7 +16,6 @@ from .registry import op
 class Fill(Op):
     """Depends on no input's content: any box can be made anywhere. The `_like` forms are where their input is."""
 
-    saves = ()
     anywhere = True
     blind = True
 

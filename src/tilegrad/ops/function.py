@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.autograd import Function
 
 from ..errors import InputError, InternalError
 from ..region import POINT
+from ..torch_private import pytree
 from .base import Call, Op, Place, Reads, Sample, pointwise
 from .registry import op
 from .seeded import seeded

@@ -17,8 +17,6 @@ _AFTER = {"add_relu": torch.relu, "add_sigmoid": torch.sigmoid, "add_tanh": torc
 
 @op(*_AFTER)
 class AddThen(Op):
-    saves = ("result",)
-
     def reads(self, call: Call) -> Reads:
         return tuple(broadcast(t.shape, call.out.shape) for t in call.inputs)
 

@@ -114,7 +114,7 @@ spatial_linear.register_autograd(_differentiate_product, setup_context=_save_pro
 
 
 @op("spatial_linear")
-class SpatialLinear(Reduction):
+class SpatialLinearOp(Reduction):
     """The product of an image with weights that cover it: boxes give parts of the sum, each with its own weights."""
 
     dense = True

@@ -19,7 +19,6 @@ from .registry import op
 class Picked(Op):
     """`picks` gives, for each dimension that moves, the input's number for each of the output's."""
 
-    saves = ()
     anywhere = True
 
     def moved(self, call: Call) -> Mapping[int, int]:
@@ -106,8 +105,6 @@ class Tiled(Picked):
 @op("repeat_interleave")
 class Interleave(Op):
     """Each element so many times, along one dimension."""
-
-    saves = ()
 
     def reads(self, call: Call) -> Reads | None:
         if len(call.inputs) > 1 or call.attr("dim") is None:

@@ -17,7 +17,6 @@ class Slice(Op):
     """`x[..., start:end:step, ...]`. Along a tiled axis it is a crop; elsewhere it cuts channels."""
 
     view = True
-    saves = ()
 
     def _cut(self, call: Call) -> tuple[int, Crop]:
         dim = call.dim()
@@ -68,8 +67,6 @@ class Split(Op):
     view = True
     native = False
 
-    saves = ()
-
     def reads(self, call: Call) -> Reads:
         crop = Crop(call.attr("start", 0), call.out.shape[call.dim()])
         return (tuple(Read(k, crop if k == call.dim() else POINT) for k in range(len(call.out.shape))),)
@@ -93,8 +90,6 @@ class Select(Op):
 
     view = True
     native = False
-
-    saves = ()
 
     def reads(self, call: Call) -> Reads:
         return (along(call, [call.dim()], keep=False),)

@@ -23,7 +23,6 @@ def amounts(call: Call) -> list[tuple[int, int]]:
 
 @op("pad", "constant_pad_nd")
 class Pad(Op):
-    saves = ()
     pads = True
     anywhere = True  # with circular padding, where each border reads the opposite one: from all of the dimension
 

@@ -25,7 +25,6 @@ from .registry import op
 )  # fmt: skip
 class Pointwise(Op):
     elementwise = True
-    saves = ("inputs", "result")
 
     def reads(self, call: Call) -> Reads:
         return tuple(broadcast(t.shape, call.out.shape) for t in call.inputs)
@@ -46,8 +45,6 @@ class Pointwise(Op):
 
 @op("prelu")
 class Prelu(Op):
-    saves = ("inputs",)
-
     def reads(self, call: Call) -> Reads:
         return (broadcast(call.inputs[0].shape, call.out.shape), whole(call.inputs[1].shape))
 

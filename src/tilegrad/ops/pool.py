@@ -64,7 +64,6 @@ class _Pool(Op):
 @op("max_pool1d", "max_pool2d", "max_pool3d")
 class MaxPool(_Pool):
     adaptive = "adaptive_max_pool"
-    saves = ("inputs", "indices")
 
     def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
         (x,) = tiles
@@ -87,7 +86,6 @@ class MaxPool(_Pool):
 @op("avg_pool1d", "avg_pool2d", "avg_pool3d")
 class AvgPool(_Pool):
     adaptive = "adaptive_avg_pool"
-    saves = ()
 
     def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
         (x,) = tiles

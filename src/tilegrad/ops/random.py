@@ -27,7 +27,6 @@ class Draw(Op):
     """`uniform`, `normal_functional` and `exponential` are what `uniform_` and the like give as new tensors: of their
     input only the shape counts."""
 
-    saves = ()
     random = True
     anywhere = True
     native = False

@@ -25,10 +25,8 @@ class _Fold(Reduction):
 
 
 @op("sum", "mean")
-class Sum(_Fold):
+class SumOp(_Fold):
     """Tiles add up; in half precision they add up in single."""
-
-    saves = ()
 
     def partial(self, call: Call, tile: Tensor, place: Place, *others: Tensor) -> tuple[Tensor, ...]:
         dtype = getattr(torch, call.out.dtype)
@@ -53,8 +51,6 @@ class Sum(_Fold):
 @op("amax", "amin", "max", "min")
 class Extreme(_Fold):
     """The extreme and how often it is met: torch shares the gradient evenly among ties."""
-
-    saves = ("inputs", "result")
 
     def reads(self, call: Call) -> Reads | None:
         if len(call.inputs) > 1:  # of two tensors, element by element
@@ -98,7 +94,7 @@ class Extreme(_Fold):
 
 
 @op("var", "std")
-class Spread(Op):
+class SpreadOp(Op):
     """Variance and deviation: local over channels, from `moments` over the image."""
 
     def keep(self, call: Call) -> bool:

@@ -25,8 +25,6 @@ Tap = tuple[Tensor, Tensor | None]  # global source index and weight, per output
     "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d",
 )  # fmt: skip
 class Upsample(Op):
-    saves = ()
-
     def windows(self, call: Call) -> tuple[Resize, ...]:
         mode = next(m for m in ("nearest_exact", "nearest", "linear", "cubic") if m in call.node.op).replace("_", "-")
         given = call.attr("scale_factors") or [

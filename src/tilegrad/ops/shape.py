@@ -17,7 +17,6 @@ from .registry import op
 @op("contiguous", "clone", "to", "_to_copy", "detach", "alias", "lift_fresh_copy", "_assert_tensor_metadata")
 class Copy(Op):
     elementwise = True
-    saves = ()
 
     def reads(self, call: Call) -> Reads:
         return (pointwise(call.inputs[0].shape, call.out.shape), *(whole(t.shape) for t in call.inputs[1:]))
@@ -34,7 +33,6 @@ class Copy(Op):
 @op("permute", "transpose", "movedim", "t", "mT", "swapaxes", "numpy_T")
 class Permute(Op):
     view = True
-    saves = ()
 
     def order(self, call: Call) -> list[int]:
         """Output dimension `d` is input dimension `order[d]`, found by permuting the dimension numbers."""
@@ -56,13 +54,12 @@ class Permute(Op):
 
 
 @op("view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze")
-class View(Op):
+class ViewOp(Op):
     """A view keeps the order of elements, so it maps groups of neighbouring dimensions to groups of the same size. The
     first of a group drives the first of the other, in steps of what lies behind them: tokens are rows of pixels,
     windows are rows of rows. The others of a group that mixes are read whole."""
 
     view = True
-    saves = ()
 
     def reads(self, call: Call) -> Reads:
         before, after = call.inputs[0].shape, call.out.shape
@@ -88,6 +85,11 @@ class View(Op):
             if length != x.shape[dim]:
                 x = x.narrow(dim, start, length)
         return x.reshape(place.out.shape)
+
+    def run_whole(self, call: Call, tensors: Sequence[Tensor], seed: int, device: torch.device) -> Tensor:
+        """A value may lie otherwise here than where it was captured (strides of attention differ between kernels), and
+        then torch's own view would be refused."""
+        return tensors[0].reshape(call.out.shape)
 
     def flops(self, call: Call) -> float:
         return 0.0
@@ -150,7 +152,6 @@ def _between(inner_in: int, inner_out: int) -> Window:
 @op("expand", "broadcast_to")
 class Expand(Op):
     view = True
-    saves = ()
     anywhere = True
 
     def reads(self, call: Call) -> Reads:

@@ -13,7 +13,6 @@ from .registry import op
 
 
 class _Shuffle(Op):
-    saves = ()
     factor: str
 
     def window(self, factor: int) -> Repeat | Slide:

@@ -12,8 +12,6 @@ from .registry import op
 
 @op("softmax", "log_softmax", "_softmax", "_log_softmax", "cumsum", "cumprod", "glu", "softmin", "channel_shuffle")
 class AlongOne(Op):
-    saves = ("result",)
-
     def reads(self, call: Call) -> Reads | None:
         dim = 1 if call.node.op == "channel_shuffle" else call.attr("dim", -1)
         return (along(call, [dim]),)

@@ -1,12 +1,24 @@
-"""Planners: a graph, a machine and a budget in, a schedule out. One file each."""
+"""Planners: a problem in, schedules out, one file each, found by themselves; `choose` takes the fastest that fits."""
 
-from .keep import plan_keep as plan_keep
-from .offload import plan_offload as plan_offload
-from .problem import make_problem as make_problem
-from .recompute import Effort as Effort
-from .recompute import plan_recompute as plan_recompute
-from .segments import plan_segments as plan_segments
-from .segments import plan_sqrt as plan_sqrt
-from .tile import TileSizes as TileSizes
-from .tile import plan_plain as plan_plain
-from .tile import plan_tiles as plan_tiles
+from .choose import Planning as Planning
+from .choose import Slack as Slack
+from .choose import candidates as candidates
+from .choose import check_planner as check_planner
+from .choose import plan_step as plan_step
+from .choose import planner_names as planner_names
+from .choose import planners as planners
+from .choose import sweep as sweep
+from .imported import imported_tiles as imported_tiles
+from .problem import Candidate as Candidate
+from .problem import Effort as Effort
+from .problem import MeshProblem as MeshProblem
+from .problem import Planner as Planner
+from .problem import Problem as Problem
+from .problem import Proposal as Proposal
+from .problem import TrainingStep as TrainingStep
+from .problem import plan_keep as plan_keep
+from .tile import Fit as Fit
+from .tile import TileSearch as TileSearch
+from .tiling import TileSizes as TileSizes
+from .tiling import plan_plain as plan_plain
+from .tiling import plan_tiles as plan_tiles

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from ..ir import Graph
-from ..schedule.step_list import StepList, list_steps
+from collections.abc import Iterator
+
+from .problem import Planner, Problem, Proposal, plan_keep
 
 
-def plan_keep(graph: Graph) -> StepList:
-    """Every node once, every value until its last use."""
-    return StepList(graph, "keep", tuple(list_steps(graph, [n.name for n in graph.nodes])))
+class Keep(Planner):
+    name = "keep"
+
+    def propose(self, problem: Problem) -> Iterator[Proposal]:
+        if problem.step is not None:
+            yield Proposal(plan_keep(problem.step.graph), "everything")

@@ -7,19 +7,54 @@ squeeze is over: copies have the most time to hide behind computing, and memory 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from ..ir import Graph
-from ..schedule.step_list import Memory, StepList, graph_memory, list_steps
-from ..schedule.steps import Fetch, Free, Offload, WholeStep
+from ..schedule import Free, Move, Schedule
+from ..schedule.whole import DEVICE, HOST, Roots, list_steps, roots_of, whole_schedule
 from ..sim.clock import measure_time
 from ..sim.machine import Machine
-from .keep import plan_keep
+from .problem import Candidate, Effort, Planner, Problem, Proposal, plan_keep
+from .recompute import plan_recompute
 
 TRIALS = 6  # candidates whose time is simulated, of all that help
 SMALL = 1 << 16  # bytes not worth a copy
+LARGE = 200  # nodes, from which on fewer combinations are tried
+LOOSER = (1.0, 1.1, 1.2, 1.35, 1.5)  # budgets for recompute, as shares of the budget, before copies do the rest
+
+
+class Offload(Planner):
+    """Copies alone, and after recompute for a looser budget; of those the fastest."""
+
+    name = "offload"
+    effort = 3
+
+    def propose(self, problem: Problem) -> Iterator[Proposal]:
+        step, budget = problem.step, problem.budget
+        if step is None or not step.hosted:
+            return
+        alone = plan_offload(step.graph, step.seconds, step.machine, budget)
+        if alone is not None:
+            yield Proposal(alone, "copies alone")
+        large = len(step.graph.nodes) > LARGE
+        quick = Effort(step.effort.heuristic_s / (4 if large else 1), 0.0)
+        both: list[Candidate] = []
+        for share in LOOSER[1::2] if large else LOOSER:
+            base = plan_recompute(step.graph, step.seconds, int(budget * share), quick)
+            found = plan_offload(step.graph, step.seconds, step.machine, budget, base) if base is not None else None
+            if found is not None:
+                detail = f"recompute for {share:g} of the budget, copies for the rest"
+                both.append(step.judge(found, detail))
+        if both:
+            best = min(both, key=lambda c: c.time_s)
+            yield Proposal(best.schedule, best.detail)
+
+    def least(self, problem: Problem) -> Iterator[tuple[int, str]]:
+        if (step := problem.step) is not None and step.hosted and step.graph.nodes:
+            bytes_, node = least_by_copies(step.graph)
+            yield bytes_, f"copies alone, at {step.graph.node[node].describe()}"
 
 
 @dataclass(frozen=True)
@@ -39,12 +74,12 @@ class Gap:
 
 
 def plan_offload(
-    graph: Graph, seconds: Mapping[str, float], machine: Machine, budget: int, base: StepList | None = None
-) -> StepList | None:
+    graph: Graph, seconds: Mapping[str, float], machine: Machine, budget: int, base: Schedule | None = None
+) -> Schedule | None:
     """Copies that make `base` (default: keep everything) fit, chosen for the least time; None where none suffice."""
     base = base or plan_keep(graph)
     runs = base.runs
-    memory = graph_memory(graph)
+    memory = roots_of(graph)
     gaps, live = _idle(memory, runs)
     chosen: dict[tuple[str, int], Gap] = {}
     while max(live, default=0) > budget:
@@ -62,7 +97,7 @@ def plan_offload(
 def least_by_copies(graph: Graph) -> tuple[int, str]:
     """The smallest budget that copies alone can meet, and the node that stands in the way of less."""
     runs = plan_keep(graph).runs
-    gaps, live = _idle(graph_memory(graph), runs)
+    gaps, live = _idle(roots_of(graph), runs)
     for gap in gaps:
         for run in range(gap.use + 1, gap.again):
             live[run] -= gap.bytes
@@ -70,16 +105,18 @@ def least_by_copies(graph: Graph) -> tuple[int, str]:
     return live[worst], runs[worst]
 
 
-def _schedule(graph: Graph, runs: Sequence[str], gaps: Sequence[Gap], base: StepList) -> StepList:
-    moves: dict[int, list[WholeStep]] = {}
-    for kind, place in ((Offload, "use"), (Free, "gone"), (Fetch, "back")):
-        for gap in sorted(gaps, key=lambda g: g.again if kind is Fetch else g.gone):
-            at = gap.use + 1 if place == "use" else getattr(gap, place)
-            moves.setdefault(at, []).append(kind(gap.value))
-    return StepList(graph, "offload", tuple(list_steps(graph, runs, moves)), base.notes)
+def _schedule(graph: Graph, runs: Sequence[str], gaps: Sequence[Gap], base: Schedule) -> Schedule:
+    moves: dict[int, list[Free | Move]] = {}
+    for gap in sorted(gaps, key=lambda g: g.gone):
+        moves.setdefault(gap.use + 1, []).append(Move(gap.value, HOST))
+    for gap in sorted(gaps, key=lambda g: g.gone):
+        moves.setdefault(gap.gone, []).append(Free(gap.value))
+    for gap in sorted(gaps, key=lambda g: g.again):
+        moves.setdefault(gap.back, []).append(Move(gap.value, DEVICE))
+    return whole_schedule(graph, "offload", list_steps(graph, runs, moves), base.notes)
 
 
-def _idle(memory: Memory, runs: Sequence[str]) -> tuple[list[Gap], list[int]]:
+def _idle(memory: Roots, runs: Sequence[str]) -> tuple[list[Gap], list[int]]:
     """All gaps in the lives of all values, and the bytes alive during every run."""
     uses: dict[str, list[int]] = {}
     gaps: list[Gap] = []
@@ -122,7 +159,7 @@ def _best(
     gaps: Sequence[Gap],
     live: Sequence[int],
     chosen: Mapping[tuple[str, int], Gap],
-    base: StepList,
+    base: Schedule,
 ) -> Gap | None:
     """The gap to use at the worst run: most excess gone per second that copying costs."""
     worst = max(range(len(live)), key=live.__getitem__)

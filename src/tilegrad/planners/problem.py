@@ -1,137 +1,231 @@
-"""A training graph as integers: what recompute and offload planners see.
-
-The first stage is the forward pass followed by the first backward node. Every later stage may run forward nodes again,
-in the graph's order, and then runs one backward node. Which values are kept from a stage to the next decides all: what
-must run again follows, and so do bytes and seconds.
-"""
+"""What is to be planned, what a planner answers, and what its answer is predicted to cost."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
-from ..ir import Graph, Node, Phase
-from ..schedule.step_list import Memory, graph_memory
+from ..bounds.mesh import Mesh
+from ..ir import Graph
+from ..schedule import Schedule, Storage, check_schedule
+from ..schedule.whole import NodeIslands, list_steps, whole_schedule
+from ..sim.clock import Time, measure_time
+from ..sim.cost import node_seconds
+from ..sim.machine import CPU, Machine
+from ..sim.memory import Memory
+from ..sim.offsets import Layout, assign_offsets, check_layout
+from ..sim.predict import Prediction, measure_memory, predict
+from .stages.problem import StageProblem, make_problem
+
+if TYPE_CHECKING:
+    from .tile import TileSearch
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to look for a plan."""
+
+    heuristic_s: float = 1.8  # for a hundred nodes; more for larger graphs
+    exact_s: float = 150.0  # 0: the heuristic alone
+    gap: float = 1e-3  # of a step's time, at which the exact search may stop
+
+
+@dataclass(frozen=True)
+class MeshProblem:
+    """A network on a mesh. All ranks plan alike, so machine and link come from a table, by the kind of device."""
+
+    graph: Graph = field(repr=False)  # lowered
+    mesh: Mesh
+    rank: int  # who asks
+    graded: tuple[str, ...] = ()
+    exchange: str = "auto"
+    machine: Machine = CPU
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Forward nodes 0..n-1 in order; values (roots of memory) that they make; backward nodes as stages 0..m-1."""
+    """A step of a network on a machine, in so many bytes. What a planner does not find here it proposes nothing for."""
 
-    graph: Graph
-    forward: tuple[str, ...]
-    backward: tuple[str, ...]
-    values: tuple[str, ...]
-    bytes: tuple[int, ...]  # of each value
-    seconds: tuple[float, ...]  # of each forward node
-    backward_seconds: tuple[float, ...]
-    makes: tuple[tuple[int, ...], ...]  # forward node -> values
-    reads: tuple[tuple[int, ...], ...]  # forward node -> values
-    needs: tuple[tuple[int, ...], ...]  # stage -> values its backward node reads
-    kept: frozenset[int]  # values handed over at the end
-    before: tuple[int, ...]  # stage -> bytes of gradients and residents while forward nodes run again
-    during: tuple[int, ...]  # stage -> the same while its backward node runs
-
-    @cached_property
-    def maker(self) -> tuple[int, ...]:
-        """Value -> forward node."""
-        found = {v: i for i, made in enumerate(self.makes) for v in made}
-        return tuple(found[v] for v in range(len(self.values)))
-
-    @cached_property
-    def readers(self) -> tuple[tuple[int, ...], ...]:
-        """Value -> forward nodes that read it, in order."""
-        found: list[list[int]] = [[] for _ in self.values]
-        for i, read in enumerate(self.reads):
-            for v in read:
-                found[v].append(i)
-        return tuple(map(tuple, found))
-
-    @cached_property
-    def last_need(self) -> tuple[int, ...]:
-        """Value -> the last stage whose backward node reads it, or -1."""
-        found = [-1] * len(self.values)
-        for stage, needed in enumerate(self.needs):
-            for v in needed:
-                found[v] = stage
-        return tuple(found)
-
-    @cached_property
-    def units(self) -> tuple[tuple[int, ...], ...]:
-        """Forward nodes that always run together. A node whose only product is read by the very next node alone, never
-        by backward, and is no smaller than what that one makes is never worth keeping: the two are one unit."""
-        needed = {v for needs in self.needs for v in needs} | self.kept
-        found: list[tuple[int, ...]] = []
-        chain: tuple[int, ...] = ()
-        for i, made in enumerate(self.makes):
-            chain += (i,)
-            alone = len(made) == 1 and made[0] not in needed and self.readers[made[0]] == (i + 1,)
-            if not (alone and self.bytes[made[0]] >= sum(self.bytes[v] for v in self.makes[i + 1])):
-                found.append(chain)
-                chain = ()
-        return tuple(found)
-
-    @cached_property
-    def fused(self) -> frozenset[int]:
-        """Values inside a unit: never kept."""
-        return frozenset(v for unit in self.units for i in unit[:-1] for v in self.makes[i])
+    budget: int
+    step: TrainingStep | None = None  # its nodes, each run whole
+    tiles: TileSearch | None = None  # its boxes
+    network: Graph | None = field(default=None, repr=False)  # as captured, where stretches of it may run apart
+    ranks: MeshProblem | None = None  # the mesh it runs on
+    storages: Sequence[str] = (Storage.DEVICE,)
+    known: Candidate | None = field(default=None, repr=False)  # plain PyTorch, where that was measured
 
     @property
-    def base_seconds(self) -> float:
-        return sum(self.seconds) + sum(self.backward_seconds)
+    def plain(self) -> Candidate | None:
+        """What running it as it is costs."""
+        return self.known or (self.step.keep if self.step is not None else None)
 
-    def runs(self, again: Sequence[Sequence[int]]) -> list[str]:
-        """Names in the order they run, given the forward nodes that run again before each stage's backward node."""
-        found = list(self.forward)
-        for stage, nodes in enumerate(again):
-            found += [self.forward[i] for i in nodes]
-            found.append(self.backward[stage])
+    @property
+    def _given(self) -> TrainingStep | TileSearch | MeshProblem:
+        found = self.step or self.tiles or self.ranks
+        assert found is not None, "a problem without a network"
         return found
 
+    @property
+    def machine(self) -> Machine:
+        return self._given.machine
 
-def make_problem(graph: Graph, seconds: Mapping[str, float]) -> Problem:
-    """Read a training graph. `seconds`: how long each node takes."""
-    memory = graph_memory(graph)
-    forward = [n for n in graph.nodes if n.phase is Phase.FORWARD]
-    backward = [n for n in graph.nodes if n.phase is not Phase.FORWARD]
-    values = [v for n in forward for v in memory.writes(n.name)]
-    index = {name: at for at, name in enumerate(values)}
+    @property
+    def graph(self) -> Graph:
+        return self._given.graph
 
-    def pick(names: Sequence[str]) -> tuple[int, ...]:
-        return tuple(index[name] for name in names if name in index)
+    @property
+    def graded(self) -> tuple[str, ...]:
+        """The outside values that need a gradient."""
+        found = self.tiles or self.ranks
+        return found.graded if found is not None else ()
 
-    before, during = _gradient_bytes(memory, backward)
-    return Problem(
-        graph=graph,
-        forward=tuple(n.name for n in forward),
-        backward=tuple(n.name for n in backward),
-        values=tuple(values),
-        bytes=tuple(memory.bytes[v] for v in values),
-        seconds=tuple(seconds[n.name] for n in forward),
-        backward_seconds=tuple(seconds[n.name] for n in backward),
-        makes=tuple(pick(memory.writes(n.name)) for n in forward),
-        reads=tuple(pick(memory.reads(n.name)) for n in forward),
-        needs=tuple(pick(memory.reads(n.name)) for n in backward),
-        kept=frozenset(pick(sorted(memory.kept))),
-        before=tuple(before),
-        during=tuple(during),
+
+@dataclass(frozen=True)
+class Proposal:
+    """A planner's answer."""
+
+    schedule: Schedule = field(repr=False)
+    detail: str  # what sets it apart from others of its planner
+    prediction: Prediction | None = field(default=None, repr=False)  # where the planner had to make it anyway
+    busiest: Schedule | None = field(default=None, repr=False)  # on a mesh: the rank's whose figures count
+    source: Any = field(default=None, repr=False)  # what the planner made it from
+
+
+class Planner:
+    """One way to run a step in a budget. A subclass in a file of this folder is found by itself."""
+
+    name = ""
+    effort = 0  # cheap planners are asked first
+    ordered = False  # do proposals come fastest first? Then the first that fits is the last that is asked for
+
+    def propose(self, problem: Problem) -> Iterable[Proposal]:
+        """Schedules; whether they fit is for the reader to see."""
+        raise NotImplementedError
+
+    def fastest_s(self, problem: Problem) -> float:
+        """No plan of it is faster than this: where a plan is known that is, there is no need to ask."""
+        return 0.0
+
+    def least(self, problem: Problem) -> Iterable[tuple[int, str]]:
+        """The smallest budgets that it can meet, besides those of its proposals, and what stands in the way of less."""
+        return ()
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A schedule with its predicted cost."""
+
+    planner: str
+    detail: str
+    schedule: Schedule = field(repr=False)
+    peak_bytes: int
+    time_s: float
+    host_bytes: int = 0  # copied to the host and back in a step
+    memory: Memory | None = field(default=None, repr=False)
+    time: Time | None = field(default=None, repr=False)
+    notes: tuple[str, ...] = ()
+    where: str = ""  # the peak
+    source: Any = field(default=None, repr=False)
+
+    @cached_property
+    def layout(self) -> Layout | None:
+        """Addresses for everything that comes and goes; tiled schedules are left to the allocator."""
+        if self.memory is None or not self.memory.lifetimes:
+            return None
+        layout = assign_offsets(self.memory.lifetimes)
+        check_layout(self.memory.lifetimes, layout)
+        return layout
+
+    @property
+    def offset_bytes(self) -> int | None:
+        """The address range a step needs, what is resident included."""
+        if self.memory is None or self.layout is None:
+            return None
+        return self.memory.resident_bytes + self.layout.range_bytes
+
+    def to_json(self, plain_s: float, *, offsets: bool = False) -> dict[str, Any]:
+        return {
+            "planner": self.planner,
+            "detail": self.detail,
+            "peak_bytes": self.peak_bytes,
+            "time_s": self.time_s,
+            "extra_time": self.time_s / plain_s - 1 if plain_s else 0.0,
+            "host_bytes": self.host_bytes,
+            "offset_bytes": self.offset_bytes if offsets else None,
+            "gap": self.schedule.gap,
+            "notes": list(self.notes),
+        }
+
+
+def judge(problem: Problem, planner: str, proposal: Proposal) -> Candidate:
+    """Check a schedule against its rules, and predict its bytes and seconds."""
+    if problem.step is not None and isinstance(proposal.schedule.islands, NodeIslands):
+        return replace(problem.step.judge(proposal.schedule, proposal.detail), planner=planner)
+    check_schedule(proposal.schedule)
+    measured = proposal.busiest or proposal.schedule
+    found = proposal.prediction or predict(measured, problem.graded)
+    time = measure_time(measured, None, problem.machine)
+    return Candidate(
+        planner,
+        proposal.detail,
+        replace(proposal.schedule, predicted=found.figures),
+        found.total_bytes,
+        time.total_s,
+        time.host_bytes,
+        found.memory,
+        notes=proposal.schedule.notes,
+        where=f"{found.worst}, {found.worst_node}".strip(", "),
+        source=proposal.source,
     )
 
 
-def _gradient_bytes(memory: Memory, backward: Sequence[Node]) -> tuple[list[int], list[int]]:
-    """Bytes of gradients (and residents) before and during each backward node; a schedule cannot change them."""
-    last: dict[str, int] = {}
-    for at, node in enumerate(backward):
-        for name in (*node.reads, *node.outputs):
-            last[memory.root[name]] = at
-    live: dict[str, int] = {}
-    before, during = [], []
-    for at, node in enumerate(backward):
-        before.append(memory.resident_bytes + sum(live.values()))
-        for name in memory.writes(node.name):
-            live[name] = memory.bytes[name]
-        during.append(memory.resident_bytes + sum(live.values()))
-        for name in [n for n in live if last[n] == at and n not in memory.kept]:
-            del live[name]
-    return before, during
+@dataclass(frozen=True)
+class TrainingStep:
+    """A training graph (forward and backward nodes) on a machine."""
+
+    graph: Graph
+    machine: Machine
+    effort: Effort = field(default_factory=Effort)
+    hosted: bool = True  # is there a host to copy to?
+
+    @cached_property
+    def seconds(self) -> dict[str, float]:
+        return node_seconds(self.graph, self.machine)
+
+    @cached_property
+    def stages(self) -> StageProblem:
+        return make_problem(self.graph, self.seconds)
+
+    @cached_property
+    def keep(self) -> Candidate:
+        return self.judge(plan_keep(self.graph), "everything")
+
+    def judge(self, schedule: Schedule, detail: str) -> Candidate:
+        check_schedule(schedule)
+        memory, time = measure_memory(schedule), measure_time(schedule, self.seconds, self.machine)
+        figures = {
+            "peak_bytes": memory.peak_bytes - memory.resident_bytes,
+            "total_bytes": memory.peak_bytes,
+            "halo_bytes": 0,
+            "time_s": time.total_s,
+            "host_bytes": time.host_bytes,
+        }
+        schedule = replace(schedule, predicted=figures)
+        return Candidate(
+            schedule.mode,
+            detail,
+            schedule,
+            memory.peak_bytes,
+            time.total_s,
+            time.host_bytes,
+            memory,
+            time,
+            schedule.notes,
+        )
+
+
+def plan_keep(graph: Graph) -> Schedule:
+    """Every node once, every value until its last use: what plain PyTorch does."""
+    return whole_schedule(graph, "keep", list_steps(graph, [n.name for n in graph.nodes]))

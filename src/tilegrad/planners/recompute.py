@@ -9,11 +9,13 @@ from math import inf
 
 from ..errors import InputError
 from ..ir import Graph
-from ..schedule.step_list import StepList, list_steps
-from .evict import fit, plain_starts, smallest_peak
-from .problem import Problem, make_problem
-from .program import INTERRUPTED, Program
-from .stages import Solution, Stages
+from ..schedule import Schedule
+from ..schedule.whole import list_steps, whole_schedule
+from .problem import Effort, Planner, Problem, Proposal
+from .stages.evict import fit, plain_starts, smallest_peak
+from .stages.problem import StageProblem, make_problem
+from .stages.program import INTERRUPTED, Program
+from .stages.stages import Solution, Stages
 
 THRESHOLDS = (0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9)
 EXACT_CELLS = 8_000  # stages x units up to which the program is solved in seconds, its relaxation in one
@@ -21,29 +23,38 @@ PATIENCE = 4.0  # times longer for graphs larger than that, at most
 TIGHT, TIGHT_S = 1e-4, 20.0  # the gap that is tried for first, and for how long
 
 
-@dataclass(frozen=True)
-class Effort:
-    """How long to look for a plan."""
+class Recompute(Planner):
+    name = "recompute"
+    effort = 2
 
-    heuristic_s: float = 1.8  # for a hundred nodes; more for larger graphs
-    exact_s: float = 150.0  # 0: the heuristic alone
-    gap: float = 1e-3  # of a step's time, at which the exact search may stop
+    def propose(self, problem: Problem) -> Iterator[Proposal]:
+        if (step := problem.step) is None:
+            return
+        found = plan_recompute(step.graph, step.seconds, problem.budget, step.effort)
+        if found is not None:
+            yield Proposal(found, "optimal" if found.gap == 0 else "reruns")
+
+    def least(self, problem: Problem) -> Iterator[tuple[int, str]]:
+        if problem.step is not None and (stages := problem.step.stages).backward:
+            low = smallest_peak(stages)
+            worst = max(range(len(low.costs)), key=lambda s: low.costs[s].peak)
+            yield low.peak, f"recompute alone, before {stages.backward[worst]}"
 
 
 def plan_recompute(
     graph: Graph, seconds: Mapping[str, float], budget: int, effort: Effort | None = None
-) -> StepList | None:
+) -> Schedule | None:
     """The schedule of least time that fits by running forward nodes again, or None where none is found."""
     problem = make_problem(graph, seconds)
     found = solve_recompute(problem, budget, effort or Effort())
     if found is None:
         return None
     steps = list_steps(graph, problem.runs(found.solution.again))
-    return StepList(graph, "recompute", tuple(steps), found.notes, found.gap)
+    return whole_schedule(graph, "recompute", steps, found.notes, found.gap)
 
 
 @dataclass(frozen=True)
-class Found:
+class RecomputePlan:
     """A solution, how far from the best it may be, and how it was come by."""
 
     solution: Solution
@@ -51,7 +62,7 @@ class Found:
     notes: tuple[str, ...]
 
 
-def solve_recompute(problem: Problem, budget: int, effort: Effort) -> Found | None:
+def solve_recompute(problem: StageProblem, budget: int, effort: Effort) -> RecomputePlan | None:
     """Several starts for the heuristic, then the exact program where it is small enough."""
     if not problem.backward or budget < max(problem.before + problem.during):
         return None  # nothing to run again for, or gradients alone do not fit
@@ -80,7 +91,7 @@ def solve_recompute(problem: Problem, budget: int, effort: Effort) -> Found | No
     if best is None:
         return None
     gap = (problem.base_seconds + best.seconds) / bound - 1 if bound > 0 else 0.0
-    return Found(best, max(0.0, gap), tuple(notes))
+    return RecomputePlan(best, max(0.0, gap), tuple(notes))
 
 
 def _all(starts: list[Solution], stages: Stages) -> Iterator[Solution]:

@@ -11,21 +11,41 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ..ir import Graph
-from ..schedule.step_list import StepList, list_steps
-from .problem import Problem, make_problem
-from .stages import Solution, Stages
+from ..schedule import Schedule
+from ..schedule.whole import list_steps, whole_schedule
+from .problem import Planner, Problem, Proposal
+from .stages.problem import StageProblem, make_problem
+from .stages.stages import Solution, Stages
 
 STARTS = 6
 Cuts = tuple[int, ...]  # numbers of forward nodes before each cut
 
 
-def plan_sqrt(graph: Graph, seconds: Mapping[str, float]) -> StepList:
+class Segments(Planner):
+    name = "segments"
+    effort = 1
+
+    def propose(self, problem: Problem) -> Iterator[Proposal]:
+        if (step := problem.step) is None:
+            return
+        yield Proposal(plan_sqrt(step.graph, step.seconds), "sqrt(n) stretches")
+        best = plan_segments(step.graph, step.seconds, problem.budget, search_s=step.effort.heuristic_s)
+        if best is not None:
+            yield Proposal(best, "best cuts")
+
+    def least(self, problem: Problem) -> Iterator[tuple[int, str]]:
+        if problem.step is not None and problem.step.stages.backward:
+            found = best_segments(problem.step.stages, 0, problem.step.effort.heuristic_s)
+            yield found.peak, "segments of the forward pass"
+
+
+def plan_sqrt(graph: Graph, seconds: Mapping[str, float]) -> Schedule:
     """About as many stretches as each has nodes: the classic choice."""
     problem = make_problem(graph, seconds)
     return _plan(problem, segment(Stages(problem), sqrt_cuts(problem)))
 
 
-def plan_segments(graph: Graph, seconds: Mapping[str, float], budget: int, *, search_s: float = 2.0) -> StepList | None:
+def plan_segments(graph: Graph, seconds: Mapping[str, float], budget: int, *, search_s: float = 2.0) -> Schedule | None:
     """The segmentation of least time found that fits, or None where none does."""
     problem = make_problem(graph, seconds)
     if not problem.backward:
@@ -34,11 +54,11 @@ def plan_segments(graph: Graph, seconds: Mapping[str, float], budget: int, *, se
     return None if found.peak > budget else _plan(problem, found)
 
 
-def _plan(problem: Problem, solution: Solution) -> StepList:
-    return StepList(problem.graph, "segments", tuple(list_steps(problem.graph, problem.runs(solution.again))))
+def _plan(problem: StageProblem, solution: Solution) -> Schedule:
+    return whole_schedule(problem.graph, "segments", list_steps(problem.graph, problem.runs(solution.again)))
 
 
-def sqrt_cuts(problem: Problem) -> Cuts:
+def sqrt_cuts(problem: StageProblem) -> Cuts:
     """Evenly many nodes in each of about sqrt(n) stretches."""
     n = len(problem.forward)
     return _even(n, max(1, round(n**0.5)))
@@ -74,7 +94,7 @@ def segment(stages: Stages, cuts: Sequence[int]) -> Solution:
     return Solution(stages, keep)
 
 
-def best_segments(problem: Problem, budget: int, search_s: float) -> Solution:
+def best_segments(problem: StageProblem, budget: int, search_s: float) -> Solution:
     """Even cuts of every count, then cuts moved, added and removed while that helps."""
     stages = Stages(problem)
     deadline = time.monotonic() + search_s

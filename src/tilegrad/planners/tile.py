@@ -1,197 +1,206 @@
-"""Tile a graph: sort nodes into phases, decide what is kept between them, cut every phase.
+"""Find the tiles whose predicted peak fits a memory budget in the least predicted time.
 
-Between phases only what is dear to compute again is kept (convolutions, pools); a cheap chain (normalise, add,
-activate) that starts from kept values is replayed where it is read.
+Families of tiles are tried in turn: samples, rows of a sample, all axes of its image; of each the fewest tiles that
+fit, in multiples of the network's total stride. Where even plain execution fits, plain it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import prod
 
-from ..bounds import (
-    Axes,
-    Cuts,
-    Line,
-    Part,
-    Roles,
-    Tiling,
-    call_of,
-    check_axes,
-    label_axes,
-    sort_nodes,
-    tile_line,
-    tile_nodes,
-)
+from ..bounds import check_axes, label_axes, sort_nodes
+from ..bounds.roles import NodePart
 from ..errors import GridError
-from ..ir import Graph, Node
-from ..ops import find
-from ..region import POINT, cuts_of_count, cuts_of_size
-from ..schedule import Phase, Schedule, Storage
+from ..ir import Graph, Kind
+from ..schedule import Schedule
+from ..sim.clock import measure_time
+from ..sim.machine import CPU, Machine
+from ..sim.predict import Prediction, predict
+from ..sim.rehearsal import Rehearsals
+from .problem import Planner, Problem, Proposal
+from .tiling import TileSizes, keep_last, keepable, plan_plain, plan_tiles
 
-TileSizes = Mapping[str, int]  # axis -> elements of the input per tile
-CHEAP_FLOPS = 16.0  # per element: normalise, add, activate, but no convolution
-
-
-def plan_plain(graph: Graph) -> Schedule:
-    """Everything whole: what plain PyTorch does, through the same engine."""
-    roles = sort_nodes(graph, label_axes(graph), ())
-    return Schedule(graph, "none", tuple(_phases(graph, label_axes(graph), roles, "none", {}, {})))
-
-
-def plan_tiles(graph: Graph, mode: str, tile: TileSizes, storage: Storage = Storage.DEVICE) -> Schedule:
-    """Tile a lowered graph with tiles of so many input elements per axis."""
-    axes = label_axes(graph)
-    check_axes(graph, axes, tuple(tile))
-    for axis, size in tile.items():
-        if size < 1:
-            raise GridError(f"a tile of {size} along {axis}", hint="at least 1")
-    roles = sort_nodes(graph, axes, tuple(tile), complete=mode == "stream")
-    lengths = {axis: _length(graph, axes, axis) for axis in tile}
-    phases = tuple(_phases(graph, axes, roles, mode, tile, lengths))
-    return Schedule(graph, mode, phases, storage)
+MOST_TILES = 1024  # in a walk: more of them cost more time than the memory they save is worth
+FEW_TILES = 64  # in a walk: calling them costs next to nothing
+LOSS = 2  # times the outputs: what a loss holds besides them and their gradients
+GROWTH = 1.25  # from one number of tiles that is tried to the next
 
 
-def _length(graph: Graph, axes: Axes, axis: str) -> int:
-    """How long the image is along `axis`: the first input that has it, or whatever is longest."""
-    inputs = [graph.shape(v)[axes.dims[v][axis]] for v in graph.inputs if axis in axes.dims[v]]
-    return inputs[0] if inputs else max(graph.shape(v)[d[axis]] for v, d in axes.dims.items() if axis in d)
+class Tile(Planner):
+    name = "tile"
+    effort = 5
 
-
-def _phases(
-    graph: Graph, axes: Axes, roles: Roles, mode: str, tile: TileSizes, lengths: Mapping[str, int]
-) -> list[Phase]:
-    kept, replays = _keep(graph, roles)
-    found = []
-    for number in sorted(set(roles.phase.values())):
-        own = [n for n in graph.nodes if roles.phase[n.name] == number]
-        nodes = [n for n in own if roles.part[n.name] is not Part.FOLD]
-        folds = tuple(n for n in own if roles.part[n.name] is Part.FOLD)
-        again = replays.get(number, set())
-        nodes = [n for n in graph.nodes if n in nodes or n.name in again]
-        if number % 2:
-            found.append(whole_phase(graph, number, nodes, kept))
-        elif folds or any(n.outputs[0] in kept for n in own):
-            found.append(_tiled_phase(graph, axes, roles, number, nodes, folds, kept, mode, tile, lengths))
-    return found
-
-
-def _keep(graph: Graph, roles: Roles) -> tuple[set[str], dict[int, set[str]]]:
-    """Which computed values are stored whole, and which nodes are run again in which later phase."""
-    kept = {name for name in graph.outputs if name in graph.producer}
-    kept |= {new for _, new in graph.updates if new in graph.producer}
-    replays: dict[int, set[str]] = {}
-
-    def visit(value: str, number: int, reader: Part) -> None:
-        maker = graph.producer.get(value)
-        if maker is None or (roles.phase[maker.name] == number and roles.part[maker.name] is not Part.FOLD):
+    def propose(self, problem: Problem) -> Iterator[Proposal]:
+        """The fastest tiles that fit, or the smallest of all that were tried."""
+        if problem.tiles is None:
             return
-        local = roles.part[maker.name] is Part.LOCAL
-        if local and reader is not Part.WHOLE and value not in graph.outputs and works_cheaply(graph, maker):
-            if maker.name not in replays.setdefault(number, set()):
-                replays[number].add(maker.name)
-                for i, name in enumerate(maker.reads):
-                    visit(name, number, Part.WHOLE if (maker.name, i) in roles.whole else Part.LOCAL)
+        tried = list[Fit]()
+        try:
+            fit = fit_tiles(problem.tiles, problem.budget, problem.storages, tried)
+        except GridError:  # nothing here has an axis that could be cut
+            return
+        best = fit or min(tried, key=lambda f: f.prediction.total_bytes, default=None)
+        if best is not None:
+            grids = {p.forward.tiled: p.grid for p in best.schedule.phases if p.forward is not None}
+            cut = "; ".join(f"{'x'.join(map(str, grid))} along {','.join(axes)}" for axes, grid in grids.items())
+            detail = f"{best.schedule.mode}, {cut}, halos on {best.schedule.storage}"
+            yield Proposal(best.schedule, detail, best.prediction)
+
+    def fastest_s(self, problem: Problem) -> float:
+        """Tiles cost a forward pass more than plain."""
+        return problem.tiles.least_seconds if problem.tiles is not None else 0.0
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A schedule and what it is predicted to need."""
+
+    schedule: Schedule
+    prediction: Prediction
+    table: Rehearsals | None = field(default=None, repr=False)  # what its islands need
+
+    @property
+    def planned(self) -> Schedule:
+        return replace(self.schedule, predicted=self.prediction.figures)
+
+    @property
+    def tiles(self) -> int:
+        """In all walks."""
+        return sum(prod(p.grid) for p in self.schedule.phases if p.tiled)
+
+    def seconds(self, search: TileSearch) -> float:
+        """Predicted time of a step."""
+        return measure_time(self.schedule, None, search.machine).total_s
+
+
+@dataclass(frozen=True)
+class TileSearch:
+    """What to fit: a lowered graph, the axes that may be cut, and which outside values need gradients."""
+
+    graph: Graph
+    axes: tuple[str, ...]
+    mode: str
+    graded: tuple[str, ...]
+    train: bool
+    plain_bytes: Callable[[], int]  # what plain execution allocates: measured on the module itself, without data
+    machine: Machine = CPU
+    samples: bool = True  # may a batch be cut into samples?
+
+    def plain(self) -> Fit:
+        made, types = self.plain_bytes(), self.graph.value
+        outside = sum(v.type.bytes for v in self.graph.values if not v.kind.computed)
+        grads = sum(types[name].type.bytes for name in self.graded if types[name].kind is Kind.PARAMETER)
+        found = Prediction(max(0, made - grads), made + outside, 0, "plain execution", "")
+        return Fit(plan_plain(self.graph, train=self.train), found)
+
+    @cached_property
+    def least_seconds(self) -> float:
+        """What a step takes in a single tile: no tiles are faster."""
+        return measure_time(plan_plain(self.graph, train=self.train), None, self.machine).total_s
+
+    def tiled(self, sizes: TileSizes, storage: str) -> Fit:
+        """Tiles of these sizes. Where seams are chosen, and for that the walk is cut, the smaller of both ways."""
+        found = self._fit(self.mode, sizes, storage)
+        if self.mode == "auto":
+            carried = plan_tiles(self.graph, "stream", sizes, storage, train=self.train)
+            if len(carried.phases) != len(found.schedule.phases):
+                other = self._fit("stream", sizes, storage)
+                return min(found, other, key=lambda f: f.prediction.total_bytes)
+        return found
+
+    def _fit(self, mode: str, sizes: TileSizes, storage: str) -> Fit:
+        schedule = plan_tiles(self.graph, mode, sizes, storage, train=self.train, machine=self.machine)
+        table = Rehearsals(schedule, self.graded if self.train else ())
+        return Fit(schedule, predict(schedule, self.graded, table), table)
+
+    def dialled(self, fit: Fit, budget: int) -> Fit:
+        """The same tiles, as many of the last ones kept as the budget allows: more are never less memory. Room is left
+        for what a loss makes of the outputs."""
+        best, low, high = fit, 0, len(keepable(fit.schedule)) + 1
+        budget -= LOSS * sum(self.graph.type(name).bytes for name in dict.fromkeys(self.graph.outputs))
+        if not self.train or fit.prediction.total_bytes > budget:
+            return fit
+        while high - low > 1:
+            middle = (low + high) // 2
+            schedule = keep_last(fit.schedule, middle)
+            found = Fit(schedule, predict(schedule, self.graded, fit.table), fit.table)
+            if found.prediction.total_bytes <= budget:
+                low, best = middle, found
+            else:
+                high = middle
+        return best
+
+
+def fit_tiles(search: TileSearch, budget: int, storages: Sequence[str], tried: list[Fit]) -> Fit | None:
+    """The fastest tiles that fit, near storage before far; None where none do. `tried` gathers all that was tried."""
+    if not search.axes:
+        return None
+    check_axes(search.graph, label_axes(search.graph), search.axes)
+    for storage in storages:
+        fits: list[Fit] = []
+        for fixed, axes in _families(search):
+            found = _largest(search, fixed, axes, storage, budget, tried)
+            fits += [found] if found else []
+            if found and found.tiles <= FEW_TILES:
+                break  # more axes to cut would not make it faster
+        if fits:
+            return min((search.dialled(f, budget) for f in fits), key=lambda f: f.seconds(search))
+    return None
+
+
+def _families(search: TileSearch) -> Iterator[tuple[dict[str, int], tuple[str, ...]]]:
+    """Sizes that are fixed, and axes whose tile size is sought. Samples first: they have no halos."""
+    image = tuple(a for a in search.axes if a != "n")
+    batch = axis_lengths(search.graph, ("n",)).get("n", 1) if search.samples or "n" in search.axes else 1
+    fixed = {"n": 1} if batch > 1 else {}
+    if batch > 1:
+        yield {}, ("n",)
+    for axes in dict.fromkeys((image[:1], image)):
+        if axes:
+            yield fixed, axes
+
+
+def _largest(
+    search: TileSearch,
+    fixed: dict[str, int],
+    axes: tuple[str, ...],
+    storage: str,
+    budget: int,
+    tried: list[Fit],
+) -> Fit | None:
+    """The fewest tiles that fit, by bisection over their number per axis."""
+    lengths, unit = axis_lengths(search.graph, axes), total_stride(search.graph, axes)
+    longest = max(lengths.values())
+    most = min(longest // unit, int(MOST_TILES ** (1 / len(axes))))
+    counts = sorted({max(1, round(GROWTH**k)) for k in range(1, 40) if round(GROWTH**k) < most} | {max(1, most)})
+    counts = counts if fixed else [n for n in counts if n > 1]
+    low, high, best = -1, len(counts), None  # counts[low] does not fit, counts[high] does
+    while high - low > 1:
+        middle = (low + high) // 2
+        size = -(-longest // (counts[middle] * unit)) * unit
+        fit = search.tiled({**fixed, **{axis: min(n, size) for axis, n in lengths.items()}}, storage)
+        tried.append(fit)
+        if fit.prediction.total_bytes <= budget:
+            high, best = middle, fit
         else:
-            kept.add(value)
-
-    for node in graph.nodes:
-        for i, name in enumerate(node.reads):
-            whole = (node.name, i) in roles.whole
-            visit(name, roles.phase[node.name], Part.WHOLE if whole else roles.part[node.name])
-    return kept, replays
+            low = middle
+    return best
 
 
-def works_cheaply(graph: Graph, node: Node) -> bool:
-    op, call = find(node), call_of(graph, node)
-    rule = op.reads(call) or ()
-    pointwise = all(read.dim is None or read.window == POINT for dims in rule for read in dims)
-    return pointwise and op.flops(call) <= CHEAP_FLOPS
+def axis_lengths(graph: Graph, axes: Sequence[str]) -> dict[str, int]:
+    dims = label_axes(graph).dims
+    found = {a: max((graph.shape(v)[d[a]] for v, d in dims.items() if a in d), default=0) for a in axes}
+    return {a: n for a, n in found.items() if n}
 
 
-def whole_phase(graph: Graph, number: int, nodes: Sequence[Node], kept: set[str]) -> Phase:
-    made = {out for n in nodes for out in n.outputs}
-    reads = dict.fromkeys(v for n in nodes for v in n.reads if v not in made)
-    stores = tuple(v for n in nodes for v in n.outputs if v in kept)
-    return Phase(number, graph, tuple(nodes), whole=tuple(reads), stores=stores)
-
-
-def _tiled_phase(
-    graph: Graph,
-    axes: Axes,
-    roles: Roles,
-    number: int,
-    nodes: Sequence[Node],
-    folds: tuple[Node, ...],
-    kept: set[str],
-    mode: str,
-    tile: TileSizes,
-    lengths: Mapping[str, int],
-) -> Phase:
-    stores = tuple(n.outputs[0] for n in nodes if n.outputs[0] in kept and roles.phase[n.name] == number)
-    sinks = {*stores, *(f.inputs[0].value for f in folds)}
-    nodes = leading_to(sinks, nodes)
-    forward = _tiling(graph, axes, roles, nodes, "scatter" if mode == "gather" else mode, tile, lengths, sinks)
-    backward = _tiling(graph, axes, roles, nodes, mode, tile, lengths, sinks) if mode == "gather" else forward
-    boxed = tuple(dict.fromkeys(v for line in forward.lines.values() for v in line.sources))
-    made = {n.outputs[0] for n in nodes}
-    loose = {name for n in nodes for i, name in enumerate(n.reads) if (n.name, i) in roles.whole}
-    whole = dict.fromkeys(v for n in nodes for v in n.reads if (v not in made and v not in boxed) or v in loose)
-    return Phase(number, graph, tuple(nodes), folds, boxed, tuple(whole), stores, forward, backward)
-
-
-def leading_to(sinks: Collection[str], nodes: Sequence[Node]) -> list[Node]:
-    """The nodes that `sinks` depend on; the others are only replayed in later phases."""
-    wanted, found = set(sinks), []
-    for node in reversed(nodes):
-        if wanted.intersection(node.outputs):
-            wanted.update(node.reads)
-            found.append(node)
-    return found[::-1]
-
-
-def _tiling(
-    graph: Graph,
-    axes: Axes,
-    roles: Roles,
-    nodes: Sequence[Node],
-    mode: str,
-    tile: TileSizes,
-    lengths: Mapping[str, int],
-    sinks: set[str],
-) -> Tiling:
-    def cut(line: Line) -> Cuts:
-        names = line.starts(mode)
-        share = tile[line.axis] / lengths[line.axis]
-        sizes = {v: max(1, round(share * line.sizes[v])) for v in names}
-        count = max(-(-line.sizes[v] // sizes[v]) for v in names)
-        cuts = {v: _cut(line.sizes[v], sizes[v], count) for v in names}
-        return _level(graph, line, cuts, count) if mode == "stream" and count > 1 else cuts
-
-    return tile_nodes(graph, axes, nodes, mode, roles.tiled, cut, sinks, roles.whole)
-
-
-def _level(graph: Graph, line: Line, cuts: dict[str, tuple[int, ...]], count: int) -> Cuts:
-    """Shift the cuts of what is made so that the first tile, which runs ahead of all others by the whole lag of the
-    network, holds no more than they do: at the top of the network tiles are then alike, at its end the last grows."""
-
-    def heaviest(found: Cuts) -> float:
-        held = tile_line(line, "stream", found).held
-        weight = {out: graph.type(out).bytes / line.sizes[out] for out, _ in line.steps}
-        return max(sum(w * held[v][t].size for v, w in weight.items()) for t in range(count))
-
-    ahead = tile_line(line, "stream", cuts).own
-    lag = max((ahead[v][0].hi / line.sizes[v] for v in line.sizes), default=0.0) - 1.0 / count
-    if lag * count < 0.05:
-        return cuts
-    tried: list[Cuts] = [cuts]
-    for part in (0.25, 0.5, 0.75, 1.0):
-        shift = {v: round(part * lag * line.sizes[v]) for v in cuts}
-        if all(shift[v] < cuts[v][1] for v in cuts):
-            tried.append({v: (0, *(c - shift[v] for c in track[1:-1]), track[-1]) for v, track in cuts.items()})
-    return min(tried, key=heaviest)
-
-
-def _cut(n: int, size: int, count: int) -> tuple[int, ...]:
-    """Tiles of `size` where that makes `count` of them, so that interior tiles share one shape."""
-    cuts = cuts_of_size(n, size)
-    return cuts if len(cuts) == count + 1 else cuts_of_count(n, count)
+def total_stride(graph: Graph, axes: Sequence[str]) -> int:
+    """How many input elements the coarsest value steps over: cuts at its multiples give tiles of one shape."""
+    labels = label_axes(graph)
+    roles = sort_nodes(graph, labels, axes)
+    local = [n.outputs[0] for n in graph.nodes if roles.part[n.name] is NodePart.LOCAL]
+    lengths = axis_lengths(graph, axes)
+    ratios = [lengths[a] / graph.shape(v)[labels.dims[v][a]] for v in local for a in axes]
+    return max(1, round(max(ratios, default=1)))

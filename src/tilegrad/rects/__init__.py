@@ -7,9 +7,9 @@ from .kinds import KINDS as KINDS
 from .model import Array as Array
 from .model import Edge as Edge
 from .model import Evidence as Evidence
-from .model import Operator as Operator
 from .model import RectGraph as RectGraph
-from .model import Role as Role
+from .model import RectOperator as RectOperator
+from .model import RectRole as RectRole
 from .system import training_step as training_step
 from .totals import Totals as Totals
 from .totals import count_kinds as count_kinds

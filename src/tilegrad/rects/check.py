@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from ..errors import FormatError
 from ..region import Box
 from .kinds import KINDS
-from .model import Array, Dim, Operator, RectGraph, Role
+from .model import Array, Dim, RectGraph, RectOperator, RectRole
 
 Problem = tuple[str, str]  # where, what
 
@@ -88,7 +88,7 @@ def _written(graph: RectGraph) -> Iterator[Problem]:
     for array in graph.arrays:
         kinds = Counter("set_zero" if op.kind == "set_zero" else "other" for op, _ in graph.writers[array.name])
         updates = sum(op.kind == "update" and port == "params" for op, port in graph.readers[array.name])
-        param, grad = array.role is Role.PARAM, array.role is Role.GRAD
+        param, grad = array.role is RectRole.PARAM, array.role is RectRole.GRAD
         if (array.write_rect is None) != param:
             yield array.name, f"a {array.role} with{'out' if array.write_rect is None else ''} a write_rect"
         if kinds["set_zero"] != (1 if grad else 0):
@@ -101,7 +101,7 @@ def _written(graph: RectGraph) -> Iterator[Problem]:
 
 def _gradients(graph: RectGraph) -> Iterator[Problem]:
     for array in graph.arrays:
-        if array.role is Role.GRAD:
+        if array.role is RectRole.GRAD:
             of = graph.array.get(array.name.removesuffix(".grad")) if array.name.endswith(".grad") else None
             if of is None:
                 yield array.name, "a gradient, but of no array"
@@ -166,7 +166,7 @@ def _misfit(kind: str, dim: dict[str, Dim]) -> str | None:
     return None if fits else f"dims that do not fit a {kind}: {shown}"
 
 
-def _made(op: Operator) -> str:
+def _made(op: RectOperator) -> str:
     """The array that an operator's result_dim speaks of."""
     if op.kind == "update":
         return op.inputs["params"]
@@ -175,7 +175,7 @@ def _made(op: Operator) -> str:
     return op.outputs.get("output") or op.outputs.get("raw_data") or ""
 
 
-def _part_of(graph: RectGraph, op: Operator, key: str) -> Array:
+def _part_of(graph: RectGraph, op: RectOperator, key: str) -> Array:
     """The array that one of an operator's rects is a part of."""
     backward = op.kind.endswith("_grad")
     if key == "dist_result":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..region import Box
-from .model import Array, Dim, Operator, RectGraph
+from .model import Array, Dim, RectGraph, RectOperator
 
 LABEL = 120  # characters of a line
 
@@ -37,7 +37,7 @@ def _array(array: Array) -> Iterator[str]:
     yield f"write_rect={'None' if array.write_rect is None else _rect(array.write_rect)}"
 
 
-def _operator(op: Operator) -> Iterator[str]:
+def _operator(op: RectOperator) -> Iterator[str]:
     yield op.name
     if op.result_dim is not None:
         yield f"result_dim={_dim(op.result_dim)}"

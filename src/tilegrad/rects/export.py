@@ -8,7 +8,7 @@ from typing import Any
 
 from ..region import Box
 from .kinds import KINDS
-from .model import Array, Edge, Operator, RectGraph, Role
+from .model import Array, Edge, RectGraph, RectOperator, RectRole
 from .totals import count_kinds, total
 
 _LEGEND = {
@@ -54,7 +54,7 @@ def _counts(graph: RectGraph) -> dict[str, Any]:
 
 def _totals(graph: RectGraph) -> dict[str, Any]:
     found = total(graph)
-    sizes = {str(role): found.bytes_by_role.get(role, 0) for role in Role}
+    sizes = {str(role): found.bytes_by_role.get(role, 0) for role in RectRole}
     return {
         "param_count": dict(found.params),
         "param_total": found.param_total,
@@ -91,7 +91,7 @@ def _array(graph: RectGraph, array: Array) -> dict[str, Any]:
     }
 
 
-def _operator(op: Operator) -> dict[str, Any]:
+def _operator(op: RectOperator) -> dict[str, Any]:
     found: dict[str, Any] = {"name": op.name, "kind": op.kind, "inputs": dict(op.inputs), "outputs": dict(op.outputs)}
     if op.result_dim is not None:
         found["result_dim"] = list(op.result_dim)

@@ -35,7 +35,7 @@ from ..region import Box
 Dim = tuple[int, ...]
 
 
-class Role(StrEnum):
+class RectRole(StrEnum):
     """What an array is for."""
 
     INPUT = "input"
@@ -66,13 +66,13 @@ class Edge(NamedTuple):
 class Array:
     name: str
     dim: Dim
-    role: Role
+    role: RectRole
     read_rect: Box
     write_rect: Box | None
 
 
 @dataclass(frozen=True, slots=True)
-class Operator:
+class RectOperator:
     name: str
     kind: str  # one of `KINDS`
     inputs: Mapping[str, str]  # port: array
@@ -93,7 +93,7 @@ class RectGraph:
     """Arrays and operators of one step on one worker."""
 
     arrays: tuple[Array, ...]
-    operators: tuple[Operator, ...]
+    operators: tuple[RectOperator, ...]
     name: str = "step"
     evidence: Mapping[Edge, Evidence] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -110,7 +110,7 @@ class RectGraph:
         return {array.name: array for array in self.arrays}
 
     @cached_property
-    def operator(self) -> dict[str, Operator]:
+    def operator(self) -> dict[str, RectOperator]:
         return {op.name: op for op in self.operators}
 
     @cached_property
@@ -118,16 +118,18 @@ class RectGraph:
         return tuple(edge for op in self.operators for edge in op.edges())
 
     @cached_property
-    def writers(self) -> dict[str, tuple[tuple[Operator, str], ...]]:
+    def writers(self) -> dict[str, tuple[tuple[RectOperator, str], ...]]:
         """By array: the operators that write it, and through which port."""
         return self._users(lambda op: op.outputs)
 
     @cached_property
-    def readers(self) -> dict[str, tuple[tuple[Operator, str], ...]]:
+    def readers(self) -> dict[str, tuple[tuple[RectOperator, str], ...]]:
         return self._users(lambda op: op.inputs)
 
-    def _users(self, ports: Callable[[Operator], Mapping[str, str]]) -> dict[str, tuple[tuple[Operator, str], ...]]:
-        found: dict[str, list[tuple[Operator, str]]] = {array.name: [] for array in self.arrays}
+    def _users(
+        self, ports: Callable[[RectOperator], Mapping[str, str]]
+    ) -> dict[str, tuple[tuple[RectOperator, str], ...]]:
+        found: dict[str, list[tuple[RectOperator, str]]] = {array.name: [] for array in self.arrays}
         for op in self.operators:
             for port, name in ports(op).items():
                 found[name].append((op, port))
@@ -137,6 +139,6 @@ class RectGraph:
         """What this worker has of an array, without what it has for others or from them."""
         if array.write_rect is None:
             return array.read_rect
-        if array.role is Role.GRAD and any(op.kind != "set_zero" for op, _ in self.writers[array.name]):
+        if array.role is RectRole.GRAD and any(op.kind != "set_zero" for op, _ in self.writers[array.name]):
             return array.read_rect
         return array.write_rect

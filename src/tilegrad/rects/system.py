@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 from ..errors import InputError
 from ..region import Box, Interval, Slide, cuts_of_count
-from .model import Array, Dim, Operator, RectGraph, Role
+from .model import Array, Dim, RectGraph, RectOperator, RectRole
 
 Gain = Literal["a*(x+b)", "a*x+b"]
 METRICS = 4
@@ -96,7 +96,7 @@ class _Worker:
     sizes: _Sizes
     index: tuple[int, int]
     arrays: dict[str, Array] = field(default_factory=dict)
-    operators: list[Operator] = field(default_factory=list)
+    operators: list[RectOperator] = field(default_factory=list)
 
     def graph(self) -> RectGraph:
         last = len(self.sizes.kernels) - 1
@@ -143,23 +143,23 @@ class _Worker:
     def dim(self, map: int) -> Dim:
         return (self.sizes.batch, *self.sizes.sides[map])
 
-    def array(self, name: str, dim: Dim, role: Role, read: Box, write: Box | None = None) -> None:
+    def array(self, name: str, dim: Dim, role: RectRole, read: Box, write: Box | None = None) -> None:
         self.arrays[name] = Array(name, dim, role, read, write)
 
-    def whole(self, name: str, dim: Dim, role: Role) -> None:
-        self.array(name, dim, role, Box.full(dim), None if role is Role.PARAM else Box.full(dim))
+    def whole(self, name: str, dim: Dim, role: RectRole) -> None:
+        self.array(name, dim, role, Box.full(dim), None if role is RectRole.PARAM else Box.full(dim))
 
     def do(
         self, name: str, kind: str, inputs: dict[str, str], outputs: dict[str, str], result: Dim | None,
         dists: dict[str, Box], attrs: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
         reads, writes, rects = MappingProxyType(inputs), MappingProxyType(outputs), MappingProxyType(dists)
-        self.operators.append(Operator(name, kind, reads, writes, result, rects, MappingProxyType(attrs or {})))
+        self.operators.append(RectOperator(name, kind, reads, writes, result, rects, MappingProxyType(attrs or {})))
 
     def source(self) -> None:
         dim = self.dim(0)
-        self.array(_IMAGE, dim, Role.INPUT, _split(dim, self.read(0)), _split(dim, self.own(0)))
-        self.whole(_LABELS, (self.sizes.batch, 1, 1, 1), Role.INPUT)
+        self.array(_IMAGE, dim, RectRole.INPUT, _split(dim, self.read(0)), _split(dim, self.own(0)))
+        self.whole(_LABELS, (self.sizes.batch, 1, 1, 1), RectRole.INPUT)
         self.do("data", "source", {}, {"raw_data": _IMAGE, "labels": _LABELS}, dim, {})
 
     def layer(self, at: int) -> None:
@@ -169,12 +169,12 @@ class _Worker:
             (f"{name}.W", (maps, 1, 1, channels, *self.sizes.kernels[at], *dim[2:])),
             (f"{name}.b", (1, *dim[1:])),
         ):
-            self.array(part, given, Role.PARAM, _split(given, place))
-        self.whole(f"{name}.a", (1,), Role.PARAM)
+            self.array(part, given, RectRole.PARAM, _split(given, place))
+        self.whole(f"{name}.a", (1,), RectRole.PARAM)
         own = _split(dim, place)
         for step in ("filter", "filterA", "filterNL"):
             read = _split(dim, self.read(at + 1)) if step == "filterNL" else own
-            self.array(f"{name}.{step}.output", dim, Role.ACTIVATION, read, own)
+            self.array(f"{name}.{step}.output", dim, RectRole.ACTIVATION, read, own)
         before = f"L{at - 1}.filterNL.output" if at else _IMAGE
         self.do(
             f"{name}.filter", "locally_connected", {"input": before, "filters": f"{name}.W"},
@@ -203,10 +203,10 @@ class _Worker:
         last = len(self.sizes.kernels)
         dim, place = self.dim(last), self.own(last)
         weights, logits = (self.sizes.classes, *dim[1:]), (self.sizes.batch, self.sizes.classes, 1, 1)
-        self.array(_WEIGHTS, weights, Role.PARAM, _split(weights, place))
+        self.array(_WEIGHTS, weights, RectRole.PARAM, _split(weights, place))
         for name, given, role in (
-            (_LOGITS, logits, Role.ACTIVATION), (_PROBABILITY, logits, Role.ACTIVATION),
-            (_LOSS, (1, 1, 1, 1), Role.LOSS), (_METRIC, (METRICS, 1, 1, 1), Role.METRIC),
+            (_LOGITS, logits, RectRole.ACTIVATION), (_PROBABILITY, logits, RectRole.ACTIVATION),
+            (_LOSS, (1, 1, 1, 1), RectRole.LOSS), (_METRIC, (METRICS, 1, 1, 1), RectRole.METRIC),
         ):  # fmt: skip
             self.whole(name, given, role)
         self.do(
@@ -228,9 +228,9 @@ class _Worker:
         last = len(self.sizes.kernels)
         dim, logits, weights = self.dim(last), self.arrays[_LOGITS].dim, self.arrays[_WEIGHTS]
         loss = self.arrays[_LOSS]
-        self.array(f"{_LOSS}.grad", loss.dim, Role.GRAD, Box([(0, 0)] * 4), loss.write_rect)
-        self.whole(f"{_LOGITS}.grad", logits, Role.GRAD)
-        self.array(f"{_WEIGHTS}.grad", weights.dim, Role.GRAD, weights.read_rect, weights.read_rect)
+        self.array(f"{_LOSS}.grad", loss.dim, RectRole.GRAD, Box([(0, 0)] * 4), loss.write_rect)
+        self.whole(f"{_LOGITS}.grad", logits, RectRole.GRAD)
+        self.array(f"{_WEIGHTS}.grad", weights.dim, RectRole.GRAD, weights.read_rect, weights.read_rect)
         self.do(
             "classifier.softmax.grad", "softmax_cross_entropy_grad",
             {"output.delta": f"{_LOSS}.grad", "probability": _PROBABILITY, "labels": _LABELS},
@@ -249,10 +249,10 @@ class _Worker:
         own = _split(dim, self.own(at + 1))
         for step in ("filterNL", "filterA", "filter"):  # what the next layer's halo adds to goes to its owner
             write = _split(dim, self.read(at + 1)) if step == "filterNL" else own
-            self.array(f"{name}.{step}.output.grad", dim, Role.GRAD, own, write)
+            self.array(f"{name}.{step}.output.grad", dim, RectRole.GRAD, own, write)
         for part in ("a", "b", "W"):
             param = self.arrays[f"{name}.{part}"]
-            self.array(f"{param.name}.grad", param.dim, Role.GRAD, param.read_rect, param.read_rect)
+            self.array(f"{param.name}.grad", param.dim, RectRole.GRAD, param.read_rect, param.read_rect)
         self.do(
             f"{name}.filterNL.grad", "nonlinearity_grad",
             {
@@ -284,8 +284,8 @@ class _Worker:
         inputs = {"params": param, "gradient": f"{param}.grad"}
         self.do(name, "update", inputs, {}, of.dim, {"dist_result": of.read_rect}, {"in_place": True})
 
-    def zeros(self) -> Iterator[Operator]:
+    def zeros(self) -> Iterator[RectOperator]:
         for array in self.arrays.values():
-            if array.role is Role.GRAD:
+            if array.role is RectRole.GRAD:
                 outputs = MappingProxyType({"output": array.name})
-                yield Operator(f"{array.name}.set_zero", "set_zero", MappingProxyType({}), outputs, array.dim)
+                yield RectOperator(f"{array.name}.set_zero", "set_zero", MappingProxyType({}), outputs, array.dim)

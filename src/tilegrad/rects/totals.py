@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from .model import Operator, RectGraph, Role
+from .model import RectGraph, RectOperator, RectRole
 
 ELEMENT_BYTES = 4
 _WEIGHTS = {"locally_connected": "filters", "linear": "weights"}
@@ -21,7 +21,7 @@ class Totals:
     macs_forward: Mapping[str, int]  # by operator
     forward_flops: int
     backward_flops: int
-    bytes_by_role: Mapping[Role, int]
+    bytes_by_role: Mapping[RectRole, int]
     param_grad_bytes: int
 
     @property
@@ -43,8 +43,8 @@ class Totals:
 
 
 def total(graph: RectGraph) -> Totals:
-    params = {a.name: prod(a.dim) for a in graph.arrays if a.role is Role.PARAM}
-    sizes = Counter[Role]()
+    params = {a.name: prod(a.dim) for a in graph.arrays if a.role is RectRole.PARAM}
+    sizes = Counter[RectRole]()
     for array in graph.arrays:
         sizes[array.role] += ELEMENT_BYTES * prod(array.dim)
     flops = {op.name: flops_of(graph, op, whole=True) for op in graph.operators}
@@ -58,7 +58,7 @@ def count_kinds(graph: RectGraph) -> dict[str, int]:
     return dict(sorted(Counter(op.kind for op in graph.operators).items()))
 
 
-def flops_of(graph: RectGraph, op: Operator, *, whole: bool = False) -> int:
+def flops_of(graph: RectGraph, op: RectOperator, *, whole: bool = False) -> int:
     """The work of one operator: on this worker, or on all together. Only sums over channels or space count: each weight
     is used once per image, and once more for every gradient that is made with it."""
     weights = _WEIGHTS.get(op.kind.removesuffix("_grad"))

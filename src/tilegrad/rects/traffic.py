@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from ..errors import InputError
 from ..region import Box, cuts_of_count
-from .model import Array, RectGraph, Role
+from .model import Array, RectGraph, RectRole
 from .totals import ELEMENT_BYTES, flops_of
 
 # Where a worker makes a part of a sum over all workers, and all of it is wanted: kind and port.
@@ -29,7 +29,7 @@ class Share:
     """One worker's part of a step."""
 
     name: str
-    owned_bytes: Mapping[Role, int]
+    owned_bytes: Mapping[RectRole, int]
     held_bytes: int  # with the halos
     halo_bytes: int  # received, as the next two
     gradient_bytes: int
@@ -78,7 +78,7 @@ def _spread(numbers: list[int]) -> float:
 
 def _share(graphs: Sequence[RectGraph], at: int) -> Share:
     graph = graphs[at]
-    owned = Counter[Role]()
+    owned = Counter[RectRole]()
     held = 0
     for array in graph.arrays:
         owned[array.role] += ELEMENT_BYTES * graph.owned(array).volume

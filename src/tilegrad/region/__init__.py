@@ -1,6 +1,7 @@
 """Integers only: intervals, boxes, windows and covers. Nothing here knows about tensors."""
 
 from .box import Box as Box
+from .cover import covers_once as covers_once
 from .cover import cuts_of_count as cuts_of_count
 from .cover import cuts_of_size as cuts_of_size
 from .cover import tiles as tiles

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise, product
+from random import Random
 
 from .box import Box
 from .interval import Interval
@@ -33,3 +34,32 @@ def tiles(cuts: Sequence[Sequence[int]]) -> Iterator[tuple[tuple[int, ...], Box]
     sides = [[Interval(a, b) for a, b in pairwise(axis)] for axis in cuts]
     for index in product(*(range(len(side)) for side in sides)):
         yield index, Box(side[i] for side, i in zip(sides, index, strict=True))
+
+
+def covers_once(parts: Sequence[Box], whole: Box) -> bool:
+    """Is every element of a box in just one of the parts? Elements are weighed, each side of a box with random weights,
+    so that no overlap can make up for a gap; the odds of a mistake are one in 2**60."""
+    if any(not whole.holds(part) for part in parts):
+        return False
+    if sum(part.volume for part in parts) != whole.volume:
+        return False
+    total, weighed = 1, 0
+    for side in whole:
+        total *= _weight(side.hi) - _weight(side.lo)
+    for part in parts:
+        weight = 1
+        for side in part:
+            weight *= _weight(side.hi) - _weight(side.lo)
+        weighed += weight
+    return weighed == total
+
+
+_weights: list[int] = [0]
+_random = Random(0)
+
+
+def _weight(upto: int) -> int:
+    """Of all elements before one, along any side."""
+    while len(_weights) <= upto:
+        _weights.append(_weights[-1] + _random.randrange(1, 1 << 60))
+    return _weights[upto]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..analysis import Analysis
-from ..analysis.groups import Group, format_shapes
+from ..analysis.groups import OperatorGroup, format_shapes
 
 _OPERATOR = (
     "seq", "id", "type", "name", "module", "phase", "thread", "stream", "kernel_s", "total_s", "flops", "bytes",
@@ -40,7 +40,7 @@ def operators_csv(analysis: Analysis, places: Iterable[int]) -> str:
     return _write((*_OPERATOR, *moments, "in_shapes", "out_shapes"), rows)
 
 
-def groups_csv(groups: Iterable[Group], by: str) -> str:
+def groups_csv(groups: Iterable[OperatorGroup], by: str) -> str:
     return _write((by, *_GROUP), [[group.key, *(group.to_json()[key] for key in _GROUP)] for group in groups])
 
 

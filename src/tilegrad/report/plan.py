@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..search import Candidate
+from ..planners import Candidate
 from ..units import format_bytes
 
 MOST_ALIVE = 10

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from ..search import Candidate, Planning
-from ..search.simulated import is_timed, plan_profile
+from ..analysis.simulated import is_timed, plan_profile
+from ..planners import Candidate, Planning
 from .html import save_page
 from .html_text import format_mib, format_seconds, format_share
 from .page import Column, Drawn, Fact, Page, Table

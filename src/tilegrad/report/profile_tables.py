@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..analysis import Analysis
-from ..analysis.groups import Group, TimeOf, format_shapes, operator_seconds
+from ..analysis.groups import OperatorGroup, TimeOf, format_shapes, operator_seconds
 from ..analysis.live import alive_at, ticks_are_operators
 from ..ir import Phase
 from ..units import format_bytes, format_rate, format_seconds, printable
@@ -56,7 +56,7 @@ def print_summary(analysis: Analysis, console: Console) -> None:
         _line(console, f"note: {note}")
 
 
-def print_groups(groups: Sequence[Group], by: str, time: TimeOf, console: Console) -> None:
+def print_groups(groups: Sequence[OperatorGroup], by: str, time: TimeOf, console: Console) -> None:
     names = (by, "count", "kernel", "share", "with waits", "rate", "bandwidth", "of roofline", "bound by")
     table = _table(f"by {by}, most {time} time first", names, left=(by, "bound by"))
     for group in groups:

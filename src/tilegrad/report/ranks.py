@@ -7,8 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ..distributed.account import Account, imbalance, make_accounts
-from ..distributed.plan import MeshPlan
+from ..planners.ranks.account import Account, imbalance, make_accounts
+from ..planners.ranks.plan import MeshPlan
 from ..region import Box
 from ..units import format_bytes, format_rate
 

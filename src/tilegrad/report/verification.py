@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from ..modules.verification import Difference, Verification
 from ..units import format_bytes, format_seconds
-from ..verification import Difference, Verification
 from . import page
 from .page import Column, Drawn, Fact, Page
 

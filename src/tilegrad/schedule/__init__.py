@@ -1,17 +1,33 @@
 """What runs, in which order, on which boxes. Planners make a `Schedule`, the runtime and the simulator read it."""
 
-from .check import check_schedule as check_schedule
-from .schedule import Phase as Phase
+from .fuse import fuse as fuse
+from .island import Island as Island
+from .notation import format_schedule as format_schedule
+from .notation import parse_schedule as parse_schedule
+from .phase import TilePhase as TilePhase
+from .rules import check_schedule as check_schedule
+from .schedule import Islands as Islands
 from .schedule import Schedule as Schedule
+from .schedule import Seat as Seat
 from .schedule import Storage as Storage
+from .schedule import phase_steps as phase_steps
+from .steps import Backward as Backward
 from .steps import Compute as Compute
+from .steps import Exchange as Exchange
+from .steps import Finish as Finish
 from .steps import Fold as Fold
 from .steps import Free as Free
 from .steps import Halo as Halo
+from .steps import IslandStep as IslandStep
 from .steps import Join as Join
 from .steps import Load as Load
-from .steps import Step as Step
+from .steps import Move as Move
+from .steps import Run as Run
+from .steps import ScheduleStep as ScheduleStep
 from .steps import Store as Store
+from .steps import Strip as Strip
+from .steps import Sum as Sum
+from .steps import Turn as Turn
 from .text import format_plan as format_plan
 from .text import format_steps as format_steps
 from .text import plan_to_json as plan_to_json

@@ -1,166 +1,139 @@
-"""A schedule: phases in order, each a walk over tiles or a group of whole nodes.
+"""A schedule: steps over islands. Tiles, whole nodes, recompute, copies to other stores and all mixtures are one type.
 
-Rule S1  Phases run in order; in backward in reverse order, and so do the tiles of a walk.
-Rule S2  What a phase stores is covered exactly once by its tiles.
-Rule S3  A step reads only what an earlier step of the tile made, loaded or joined.
-Rule S4  A halo is received just as it was given by the tile before it along its axis.
+Planners make schedules, the predictor and the executor walk them; `rules` says when one is sound.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import cached_property
-from itertools import product
 
-from ..bounds import Tiling, call_of, share_of
-from ..ir import Graph, Node
+from ..bounds import call_of, share_of
+from ..ir import Graph
 from ..ops import find
 from ..region import Box
-from .steps import Compute, Fold, Free, Halo, Join, Load, Step, Store
+from .island import Island
+from .phase import TilePhase
+from .steps import Backward, Finish, Free, Move, Run, ScheduleStep, Turn
 
 
-class Storage(StrEnum):
-    """Where halos and values between phases are kept."""
+class Storage:
+    """Where halos and values between phases are kept: the stores that come with tilegrad, by name."""
 
-    DEVICE = "device"
-    HOST = "host"
-    DISK = "disk"
+    DEVICE, HOST, DISK = ALL = "device", "host", "disk"
+
+
+class Islands(Mapping[str, Island]):
+    """The islands of phases, made when they are asked for."""
+
+    def __init__(self, phases: Sequence[TilePhase]):
+        self._makers = {
+            phase.name(tile, backward=backward): (phase, tile, backward)
+            for phase in phases
+            for backward in (False, True)
+            for tile in phase.tiles(backward=backward)
+        }
+
+    def __getitem__(self, name: str) -> Island:
+        phase, tile, backward = self._makers[name]
+        return phase.island(tile, backward=backward)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._makers)
+
+    def __len__(self) -> int:
+        return len(self._makers)
 
 
 @dataclass(frozen=True)
-class Phase:
-    """A walk over the tiles of local nodes, or, without a tiling, nodes that run once on whole values."""
+class Seat:
+    """One rank's place in a mesh: which box of each value it owns, and which it holds (with margins for what it reads
+    of others); all of it where nothing is said. `mute`: outputs whose gradient counts on another rank."""
 
-    number: int
-    graph: Graph = field(repr=False)
-    nodes: tuple[Node, ...]
-    folds: tuple[Node, ...] = ()
-    boxed: tuple[str, ...] = ()  # stored values read box by box
-    whole: tuple[str, ...] = ()  # stored values read whole: parameters, statistics, all that has no place
-    stores: tuple[str, ...] = ()
-    forward: Tiling | None = None
-    backward: Tiling | None = None
-
-    @property
-    def tiled(self) -> bool:
-        return self.forward is not None
-
-    @property
-    def grid(self) -> tuple[int, ...]:
-        return self.forward.grid if self.forward else ()
-
-    def tiles(self, *, backward: bool = False) -> list[tuple[int, ...]]:
-        tiling = self.backward if backward else self.forward
-        found: list[tuple[int, ...]] = list(product(*map(range, tiling.grid))) if tiling else [()]
-        return found[::-1] if backward else found
-
-    @cached_property
-    def _cache(self) -> dict[tuple[bool, tuple[int, ...]], tuple[Step, ...]]:
-        return {}
-
-    def steps(self, tile: tuple[int, ...], *, backward: bool = False) -> tuple[Step, ...]:
-        """What the tile does, in order; made once and kept."""
-        tiling = self.backward if backward else self.forward
-        shared = self.backward is self.forward
-        key = (backward and not shared, tile)
-        if key not in self._cache:
-            steps = list(self._tile_steps(tiling, tile) if tiling else self._whole_steps())
-            self._cache[key] = tuple(_with_frees(self.graph, steps))
-        return self._cache[key]
-
-    def _whole_steps(self) -> Iterator[Step]:
-        for node in self.nodes:
-            out = Box.full(self.graph.shape(node.outputs[0]))
-            needs = find(node).needs(call_of(self.graph, node), out)
-            yield Compute(node.name, out, needs or tuple(Box.full(self.graph.shape(name)) for name in node.reads))
-            if node.outputs[0] in self.stores:
-                yield Store(node.outputs[0], Box.full(self.graph.shape(node.outputs[0])))
-
-    def _tile_steps(self, tiling: Tiling, tile: tuple[int, ...]) -> Iterator[Step]:
-        for value in self.boxed:
-            box = tiling.box("held", value, tile)
-            if not box.empty:
-                yield Load(value, box)
-        folds: dict[str, list[Node]] = {}
-        for node in self.folds:
-            folds.setdefault(node.inputs[0].value, []).append(node)
-        for node in tiling.nodes:
-            value = node.outputs[0]
-            own = tiling.box("own", value, tile)
-            if not own.empty:
-                yield Compute(node.name, own, tiling.reads(node, own))
-            join = make_join(tiling, value, tile) if tiling.mode == "stream" else None
-            if join is not None:
-                yield join
-            which = "complete" if tiling.mode == "gather" else "share"
-            share = tiling.box(which, value, tile)
-            if value in self.stores and not share.empty:
-                yield Store(value, share)
-            for fold in folds.get(value, ()):
-                if not share.empty:
-                    yield Fold(fold.name, share)
-
-
-def make_join(tiling: Tiling, value: str, tile: tuple[int, ...]) -> Join | None:
-    """The halos a tile receives and gives for one value, or None where it has none."""
-    own, held = tiling.box("own", value, tile), tiling.box("held", value, tile)
-    dims = [tiling.axes.dims[value][axis] for axis in tiling.tiled]
-    receives, gives = [], []
-    for k in reversed(range(len(dims))):  # the innermost axis first
-        dim = dims[k]
-        # outer axes: what the tile makes itself; inner axes: all it holds
-        sides = [held[d] if d in dims[k + 1 :] else own[d] for d in range(len(own))]
-        sides[dim] = held[dim]._replace(hi=own[dim].lo)
-        box = Box(sides)
-        if not box.empty:
-            receives.append(Halo(k, dim, box))
-        if tile[k] + 1 < tiling.grid[k]:
-            after = tuple(t + (j == k) for j, t in enumerate(tile))
-            next_held, next_own = tiling.box("held", value, after), tiling.box("own", value, after)
-            sides[dim] = next_held[dim]._replace(hi=next_own[dim].lo)
-            if not Box(sides).empty:
-                gives.append(Halo(k, dim, Box(sides)))
-    if not receives and not gives:
-        return None
-    return Join(value, own, held, tuple(receives), tuple(gives))
-
-
-def _with_frees(graph: Graph, steps: list[Step]) -> Iterator[Step]:
-    """Put a `Free` after the last step that touches a value."""
-    last: dict[str, int] = {}
-    for at, step in enumerate(steps):
-        for name in touched(graph, step):
-            last[name] = at
-    for at, step in enumerate(steps):
-        yield step
-        for name in dict.fromkeys(touched(graph, step)):
-            if last[name] == at:
-                yield Free(name)
-
-
-def touched(graph: Graph, step: Step) -> tuple[str, ...]:
-    """The values a step reads or makes."""
-    match step:
-        case Compute(node=name):
-            node = graph.node[name]
-            return (*node.reads, *node.outputs)
-        case Fold(node=name):
-            return (graph.node[name].inputs[0].value,)
-        case Load(value=value) | Join(value=value) | Store(value=value) | Free(value=value):
-            return (value,)
+    rank: int
+    owned: Mapping[str, Box] = field(repr=False)
+    regions: Mapping[str, Box] = field(repr=False)
+    mute: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """All phases of a forward pass (and, reversed, of a backward pass) over one lowered graph."""
+    """The steps of a forward pass and, behind `Turn`, of its backward pass. `phases`: the walks that its islands are
+    tiles of."""
 
     graph: Graph = field(repr=False)
     mode: str
-    phases: tuple[Phase, ...]
-    storage: Storage = Storage.DEVICE
+    phases: tuple[TilePhase, ...] = ()
+    storage: str = Storage.DEVICE
     predicted: Mapping[str, int | float] = field(default_factory=dict)
+    steps: tuple[ScheduleStep, ...] = field(default=(), repr=False)
+    islands: Mapping[str, Island] = field(default_factory=dict, repr=False)
+    notes: tuple[str, ...] = ()  # what the planner has to say: its gap, that it was stopped
+    seat: Seat | None = None  # on a mesh: whose schedule this is
+    gap: float | None = None  # how far from the least time it may be, as a share of it, where the planner knows
+
+    def owned(self, value: str) -> Box:
+        """What is ours of a value."""
+        full = Box.full(self.graph.shape(value))
+        return full if self.seat is None else self.seat.owned.get(value, full)
+
+    def region(self, value: str) -> Box:
+        """What is here of a value."""
+        full = Box.full(self.graph.shape(value))
+        return full if self.seat is None else self.seat.regions.get(value, full)
+
+    @cached_property
+    def turn(self) -> int:
+        """The place of `Turn`; the end where there is no backward pass."""
+        return next((at for at, step in enumerate(self.steps) if isinstance(step, Turn)), len(self.steps))
+
+    @cached_property
+    def trains(self) -> bool:
+        return any(isinstance(step, Backward) for step in self.steps)
+
+    @cached_property
+    def kept(self) -> frozenset[str]:
+        """Islands whose record stays from the forward pass to their backward."""
+        found = {step.island for step in self.steps[: self.turn] if isinstance(step, Run) and step.keep}
+        again = {step.island for step in self.steps[self.turn :] if isinstance(step, Run) and step.keep}
+        return frozenset(found - again)
+
+    @cached_property
+    def written(self) -> dict[int, frozenset[str]]:
+        """By step: what an island that runs writes. Before the turn all that it stores; behind it, where it runs once
+        more, what is read before it is freed."""
+        found: dict[int, frozenset[str]] = {}
+        root = _roots(self.graph)
+        read: set[str] = set()  # before it is freed or made again
+        for at in reversed(range(len(self.steps))):
+            match self.steps[at]:
+                case Run(island=name):
+                    island = self.islands[name]
+                    stores = [v for v in island.stores if at < self.turn or root[v] in read]
+                    found[at] = frozenset(stores)
+                    read -= {root[v] for v in stores}
+                    read |= {root[v] for v in island.reads(self.graph)}
+                case Backward(island=name):
+                    read |= {root[v] for v in self.islands[name].reads_back(self.graph)}
+                case Free(value=value):
+                    read.discard(value)
+                case Move(value=value, store=Storage.DEVICE):
+                    read.discard(value)
+                case Move(value=value):
+                    read.add(value)
+        return found
+
+    def is_for_backward(self, at: int) -> bool:
+        """Does an island run here for its backward alone, which comes next?"""
+        step = self.steps[at]
+        following = self.steps[at + 1] if at + 1 < len(self.steps) else None
+        return isinstance(step, Run) and following == Backward(step.island) and not self.written[at]
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        """Islands in the order they run."""
+        return tuple(step.island for step in self.steps if isinstance(step, Run))
 
     @cached_property
     def whole_share(self) -> float:
@@ -183,3 +156,62 @@ class Schedule:
                     once.add(node.name)
                 done += cost * (phase.forward.computed(node.outputs[0]) if phase.forward else size)
         return done / plain if plain else 1.0
+
+
+def _roots(graph: Graph) -> dict[str, str]:
+    """The value in whose memory each lies."""
+    found: dict[str, str] = {}
+    for value in graph.values:
+        found[value.name] = found[value.alias] if value.alias is not None else value.name
+    return found
+
+
+def phase_steps(
+    graph: Graph, phases: Sequence[TilePhase], *, train: bool, keep: frozenset[str] = frozenset()
+) -> tuple[ScheduleStep, ...]:
+    """All phases in order and, to train, in reverse order: islands of `keep` have their records still, the others run
+    once more. What is stored goes after the last phase that reads it."""
+    groups: list[Group] = []
+    for phase in phases:
+        steps = [*run_steps(phase, keep if train else frozenset()), *(Finish(fold.name) for fold in phase.folds)]
+        groups.append((steps, forward_uses(phase)))
+    groups.append(([Turn()], {*graph.outputs, *(new for _, new in graph.updates)}))
+    for phase in reversed(phases) if train else ():
+        groups.append((backward_steps(phase, keep), backward_uses(phase, keep)))
+    return with_frees(graph, phases, groups)
+
+
+Group = tuple[Sequence[ScheduleStep], set[str]]  # steps, and the stored values that they use
+
+
+def with_frees(graph: Graph, phases: Sequence[TilePhase], groups: Sequence[Group]) -> tuple[ScheduleStep, ...]:
+    """What phases store goes after the last group that uses it; what is handed over stays."""
+    last = {name: at for at, (_, uses) in enumerate(groups) for name in uses if graph.value[name].kind.computed}
+    stored = {name for phase in phases for name in phase.made} - {*graph.outputs, *(new for _, new in graph.updates)}
+    found: list[ScheduleStep] = []
+    for at, (steps, uses) in enumerate(groups):
+        found += [*steps, *(Free(name) for name in sorted(uses) if name in stored and last[name] == at)]
+    return tuple(found)
+
+
+def run_steps(phase: TilePhase, keep: frozenset[str]) -> list[ScheduleStep]:
+    return [Run(name := phase.name(tile), keep=name in keep) for tile in phase.tiles()]
+
+
+def forward_uses(phase: TilePhase) -> set[str]:
+    beside = {name for fold in phase.folds for name in fold.reads[1:]}
+    return {*phase.boxed, *phase.whole, *phase.made, *beside}
+
+
+def backward_uses(phase: TilePhase, keep: frozenset[str]) -> set[str]:
+    again = any(phase.name(tile, backward=True) not in keep for tile in phase.tiles(backward=True))
+    folded = {fold.reads[0] for fold in phase.folds}
+    return {*phase.boxed, *phase.whole, *folded} if again else folded & set(phase.stores)
+
+
+def backward_steps(phase: TilePhase, keep: frozenset[str]) -> list[ScheduleStep]:
+    found: list[ScheduleStep] = []
+    for tile in phase.tiles(backward=True):
+        name = phase.name(tile, backward=True)
+        found += [Backward(name)] if name in keep else [Run(name, keep=True), Backward(name)]
+    return found

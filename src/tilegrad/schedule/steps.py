@@ -1,4 +1,8 @@
-"""The steps of a schedule. Of one tile: boxes are global, indices of the whole value. Of a step list: whole nodes."""
+"""The steps of a schedule, and the steps of an island.
+
+An island's steps make one autograd record; their boxes are global, indices of the whole value. A schedule's steps run
+islands, forward and backward, and say when what lies between them comes and goes.
+"""
 
 from __future__ import annotations
 
@@ -6,31 +10,37 @@ from dataclasses import dataclass
 
 from ..region import Box
 
+# -- of an island --------------------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Read a box of a stored value (an input, or what an earlier phase kept)."""
+    """Read a box of a stored value. `share`: the part for whose gradient the island answers, where not for all."""
 
     value: str
     box: Box
+    share: Box | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Run a node. `reads` are the boxes of its inputs before clipping; what sticks out is padding."""
+    """Run a node. `reads` are the boxes of its inputs before clipping; what sticks out is padding. `answers`: for each
+    input the part of `out` (in its own coordinates) from which its gradient comes, where that is not all of it."""
 
     node: str
     out: Box
     reads: tuple[Box, ...]
+    answers: tuple[Box, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Halo:
-    """A strip of a value handed from a tile to the next one along `axis` (its place among the tiled axes)."""
+    """A strip of a value along dimension `dim`, handed over by the island `peer`, or to it."""
 
     axis: int
     dim: int
     box: Box
+    peer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +60,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Write a box of a value that is made whole: an output, or what a later phase reads."""
+    """Write a box of a value that is made whole: an output, or what another island reads."""
 
     value: str
     box: Box
@@ -66,31 +76,84 @@ class Fold:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Nothing reads this value any more in this tile."""
+    """Nothing reads this value any more: in this island, or at all. `<island>.saved` is what an island's record keeps
+    besides values."""
 
     value: str
+
+
+IslandStep = Load | Compute | Join | Store | Fold | Free
+
+# -- of a schedule -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Run a whole node, forward or backward. A forward node that ran before is recomputed."""
+    """Run an island; once more where it ran before. `keep`: its record stays until its `Backward`."""
+
+    island: str
+    keep: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """Gradients of what an island reads, from those of what it makes. Its record is gone afterwards."""
+
+    island: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The result of a reduction from the parts of all islands and, along `axes`, of all ranks: `parts` are the boxes
+    that they fold, in their order."""
 
     node: str
+    axes: frozenset[str] = frozenset()
+    parts: tuple[Box, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Offload:
-    """Begin to copy a value to the host. A later `Free` gives back its device memory, and waits for the copy."""
-
-    value: str
+class Turn:
+    """The outputs are handed over; the caller brings their gradients."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fetch:
-    """Begin to copy a value back from the host. What reads it waits for the copy."""
+class Move:
+    """Begin to copy a value to a store, or back to the device. A `Free` gives back the memory on the device and waits
+    for the copy; what reads a value that comes back waits for it."""
 
     value: str
+    store: str
 
 
-WholeStep = Run | Offload | Fetch | Free
-Step = Load | Compute | Join | Store | Fold | Free
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """A box of a value, and the rank that it comes from or goes to."""
+
+    value: str
+    box: Box
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Halos of values between ranks, with one message to each peer. `gradient`: of their gradients, which go back to
+    the owner and are added there. All ranks make the same exchanges, perhaps with nothing to give or take."""
+
+    values: tuple[str, ...]
+    gives: tuple[Strip, ...] = ()
+    takes: tuple[Strip, ...] = ()
+    gradient: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """Add up the gradient of a value over the ranks that differ along `axes`. `later`: others wait for it only at the
+    end of the step."""
+
+    value: str
+    axes: frozenset[str]
+    later: bool = False
+
+
+ScheduleStep = Run | Backward | Finish | Turn | Free | Move | Exchange | Sum

@@ -8,43 +8,66 @@ from typing import Any
 
 from ..region import Box
 from ..units import format_bytes, format_sizes
-from .schedule import Phase, Schedule
-from .step_list import StepList
-from .steps import Compute, Fold, Free, Halo, Join, Load, Offload, Step, Store
+from .phase import TilePhase
+from .schedule import Schedule
+from .steps import Compute, Fold, Free, Halo, IslandStep, Join, Load, Move, Run, Store
+from .whole import DEVICE
 
 MOST_NAMES = 8
 BARRIER_BYTES = 1 << 20  # from here on a plan says what running whole costs
 
 
-def format_plan(schedule: Schedule | StepList) -> str:
+def format_plan(schedule: Schedule) -> str:
     """What runs, phase by phase or node by node, with predicted figures where they are known."""
-    if isinstance(schedule, StepList):
-        return "\n".join(_format_step_list(schedule))
     graph = schedule.graph
     image = format_sizes(graph.shape(graph.inputs[0])) if graph.inputs else "no input"
-    if schedule.mode == "none":
-        lines = [f"plan for {graph.name} on {image}: plain PyTorch, nothing is tiled"]
-        return "\n".join([*lines, *_format_peak(schedule)])
-    lines = [f"plan for {graph.name} on {image}: {schedule.mode}, {len(schedule.phases)} phases"]
-    lines += [_format_phase(phase) for phase in schedule.phases]
-    lines.append(f"work        {schedule.work:.3f} x one forward pass; in training one more for recompute")
-    lines.append(f"halos       kept on {schedule.storage}")
+    lines = [f"plan for {graph.name} on {image}: {_title(schedule)}"]
+    if schedule.mode != "none":
+        lines += [_format_phase(phase) for phase in schedule.phases]
+        lines += _format_kept(schedule) + _format_again(schedule)
+        lines += [f"note        {note}" for note in schedule.notes]
+        if schedule.phases:
+            lines.append(f"work        {schedule.work:.3f} x one forward pass{_once_more(schedule)}")
+            lines.append(f"halos       kept on {schedule.storage}")
     return "\n".join([*lines, *_format_peak(schedule)])
 
 
-def plan_to_json(schedule: Schedule | StepList) -> dict[str, Any]:
+def _title(schedule: Schedule) -> str:
+    tiled = {node.name for phase in schedule.phases for node in phase.nodes}
+    whole = len(schedule.graph.nodes) - len(tiled) - sum(len(phase.folds) for phase in schedule.phases)
+    if schedule.mode == "none":
+        return "plain PyTorch, nothing is tiled"
+    if not schedule.phases:
+        return f"{schedule.mode}, {_forward_count(schedule)} nodes, none tiled"
+    mixed = f", then {whole} nodes whole" if whole > 0 else ""
+    return f"{schedule.mode}, {len(schedule.phases)} phases{mixed}"
+
+
+def _forward_count(schedule: Schedule) -> int:
+    return len(schedule.graph.nodes)
+
+
+def _tiles(schedule: Schedule) -> list[str]:
+    return [phase.name(tile) for phase in schedule.phases if phase.tiled for tile in phase.tiles()]
+
+
+def _format_kept(schedule: Schedule) -> list[str]:
+    tiles = _tiles(schedule)
+    kept = sum(name in schedule.kept for name in tiles)
+    return [f"kept        {kept} of {len(tiles)} tiles have all that backward needs"] if kept else []
+
+
+def _once_more(schedule: Schedule) -> str:
+    tiles = _tiles(schedule)
+    if not schedule.trains or all(name in schedule.kept for name in tiles):
+        return ""
+    if any(name in schedule.kept for name in tiles):
+        return "; in training once more for tiles that are not kept"
+    return "; in training one more for recompute"
+
+
+def plan_to_json(schedule: Schedule) -> dict[str, Any]:
     """The same as plain data."""
-    if isinstance(schedule, StepList):
-        again, moved = _reruns(schedule), [s.value for s in schedule.steps if isinstance(s, Offload)]
-        return {
-            "network": schedule.graph.name,
-            "mode": schedule.mode,
-            "predicted": dict(schedule.predicted),
-            "runs": len(schedule.runs),
-            "again": again,
-            "offloaded": moved,
-            "whole_share": 1.0,
-        }
     return {
         "network": schedule.graph.name,
         "mode": schedule.mode,
@@ -63,26 +86,38 @@ def plan_to_json(schedule: Schedule | StepList) -> dict[str, Any]:
             }
             for phase in schedule.phases
         ],
+        "runs": len(schedule.runs),
+        "kept": sorted(schedule.kept),
+        "again": _reruns(schedule),
+        "offloaded": _offloaded(schedule),
     }
 
 
-def _reruns(schedule: StepList) -> dict[str, int]:
-    """Nodes that run more than once, and how often they run again."""
-    return {name: count - 1 for name, count in Counter(schedule.runs).items() if count > 1}
+def _reruns(schedule: Schedule) -> dict[str, int]:
+    """Nodes outside of tiles that run more than once, and how often they run again."""
+    tiles, counts = (
+        {*_tiles(schedule), *(phase.name(()) for phase in schedule.phases if not phase.tiled)},
+        Counter[str](),
+    )
+    for step in schedule.steps:
+        if isinstance(step, Run) and step.island not in tiles and not step.island.endswith("'"):
+            counts.update(schedule.islands[step.island].nodes)
+    return {name: count - 1 for name, count in counts.items() if count > 1}
 
 
-def _format_step_list(schedule: StepList) -> list[str]:
-    graph, again = schedule.graph, _reruns(schedule)
-    moved = [s.value for s in schedule.steps if isinstance(s, Offload)]
-    image = format_sizes(graph.shape(graph.inputs[0])) if graph.inputs else "no input"
-    lines = [f"plan for {graph.name} on {image}: {schedule.planner}, {len(graph.nodes)} nodes, none tiled"]
+def _offloaded(schedule: Schedule) -> list[str]:
+    return [step.value for step in schedule.steps if isinstance(step, Move) and step.store != DEVICE]
+
+
+def _format_again(schedule: Schedule) -> list[str]:
+    lines, again, moved = [], _reruns(schedule), _offloaded(schedule)
     if again:
         lines.append(f"again       {sum(again.values())} runs of {len(again)} nodes: {_some(again)}")
     if moved:
-        size = sum(graph.type(name).bytes for name in moved)
+        known = [name for name in moved if name in schedule.graph.value]
+        size = sum(schedule.graph.type(name).bytes for name in known)
         lines.append(f"to the host {len(moved)} values, {format_bytes(size)}: {_some(moved)}")
-    lines += [f"note        {note}" for note in schedule.notes]
-    return lines + _format_peak(schedule)
+    return lines
 
 
 def _some(names: Iterable[str]) -> str:
@@ -90,18 +125,16 @@ def _some(names: Iterable[str]) -> str:
     return ", ".join(found[:MOST_NAMES]) + (", …" if len(found) > MOST_NAMES else "")
 
 
-def _format_peak(schedule: Schedule | StepList) -> list[str]:
+def _format_peak(schedule: Schedule) -> list[str]:
     if not schedule.predicted:
         return []
     peak, total, halos = (format_bytes(schedule.predicted[f"{k}_bytes"]) for k in ("peak", "total", "halo"))
-    if isinstance(schedule, StepList):
-        return [f"peak        {total} predicted in all, {peak} beyond parameters, buffers and inputs"]
-    return [
-        f"peak        {total} predicted in all, {peak} beyond parameters, their gradients and inputs; halos {halos}"
-    ]
+    carried = f"; halos {halos}" if schedule.phases else ""
+    beyond = "parameters, their gradients and inputs" if schedule.phases else "parameters, buffers and inputs"
+    return [f"peak        {total} predicted in all, {peak} beyond {beyond}{carried}"]
 
 
-def _format_phase(phase: Phase) -> str:
+def _format_phase(phase: TilePhase) -> str:
     if not phase.tiled:
         ops = ", ".join(dict.fromkeys(n.op for n in phase.nodes))
         size = sum(phase.graph.type(v).bytes for n in phase.nodes for v in (*n.reads, *n.outputs))
@@ -118,12 +151,12 @@ def _format_phase(phase: Phase) -> str:
     return f"  {phase.number:>3}  {phase.forward.mode:<7} {len(phase.nodes):>4} nodes in {tiles}{detail}{stored}{folds}"
 
 
-def format_steps(phase: Phase, tile: tuple[int, ...], *, backward: bool = False) -> str:
+def format_steps(phase: TilePhase, tile: tuple[int, ...], *, backward: bool = False) -> str:
     """One line per step of a tile."""
     return "\n".join(_format_step(step) for step in phase.steps(tile, backward=backward))
 
 
-def _format_step(step: Step) -> str:
+def _format_step(step: IslandStep) -> str:
     match step:
         case Load(value=value, box=box):
             return f"load     {value} {_sides(box)}"

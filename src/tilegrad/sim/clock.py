@@ -1,17 +1,24 @@
-"""Seconds: walk a step list with one compute stream and one copy stream each way.
+"""Seconds: walk a schedule with one compute stream and one copy stream each way.
 
 Copies run beside computing, one after another in each direction. A node waits for what it reads to be fetched; giving
-back the device memory of an offloaded value waits for its copy.
+back the device memory of what was moved away waits for its copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
-from ..schedule.step_list import StepList
-from ..schedule.steps import Fetch, Free, Offload, Run
-from .machine import Machine
+from ..bounds import call_of
+from ..ir import Graph
+from ..ops import find
+from ..schedule import Backward, Compute, Exchange, Free, Island, Join, Load, Move, Run, Schedule, Storage, Store
+from ..schedule.whole import roots_of
+from .machine import PEER, Machine
+from .rehearsal import shape_of
+
+CALL_S = 3e-5  # Python around one operator on a box, forward; about the same again backward
+DENSE, OTHER = 2.0, 1.5  # backward against forward: two products instead of one; three tensors moved instead of two
 
 
 @dataclass(frozen=True)
@@ -25,30 +32,117 @@ class Time:
     starts: tuple[float, ...] = field(repr=False)  # of each step
 
 
-def measure_time(schedule: StepList, seconds: Mapping[str, float], machine: Machine) -> Time:
-    """`seconds`: of every node."""
+def measure_time(schedule: Schedule, seconds: Mapping[str, float] | None, machine: Machine) -> Time:
+    """`seconds`: of every node of a training graph; None: what islands do is counted."""
+    clock = _Counted(schedule, machine) if seconds is None else _Known(seconds)
+    roots = roots_of(schedule.graph)
     now = out_free = in_free = compute = stall = 0.0
     gone: dict[str, float] = {}  # value -> when its copy to the host is done
     there: dict[str, float] = {}  # value -> when its copy from the host is done
-    sizes, memory = schedule.memory.bytes, schedule.memory
     moved, starts = 0, list[float]()
     for step in schedule.steps:
-        wait = 0.0
+        wait = spent = 0.0
         match step:
-            case Run(node=node):
-                wait = max((there.get(name, 0.0) for name in memory.reads(node)), default=0.0)
+            case Run(island=name):
+                island = schedule.islands[name]
+                spent = clock.forward(island)
+                if there:
+                    reads = {roots.root[v] for v in island.reads(schedule.graph)}
+                    wait = max((there.get(v, 0.0) for v in reads), default=0.0)
+            case Backward(island=name):
+                spent = clock.backward(schedule.islands[name])
+                if there:
+                    island = schedule.islands[name]
+                    reads = {roots.root[v] for v in island.reads_back(schedule.graph)} | {island.saved}
+                    wait = max((there.get(v, 0.0) for v in reads), default=0.0)
+            case Exchange(gives=gives, takes=takes) if gives or takes:
+                sent = sum(s.box.volume * schedule.graph.type(s.value).item_bytes for s in (*gives, *takes))
+                rate = machine.peer_bytes_per_s or PEER[0]
+                message = PEER[1] if machine.message_s is None else machine.message_s
+                spent = message + sent / rate
             case Free(value=value):
                 wait = max(gone.pop(value, 0.0), there.pop(value, 0.0))
-            case Offload(value=value):
-                out_free = gone[value] = max(now, out_free) + sizes[value] / machine.to_host_per_s
-                moved += sizes[value]
-            case Fetch(value=value):
-                in_free = there[value] = max(now, in_free) + sizes[value] / machine.from_host_per_s
-                moved += sizes[value]
+            case Move(value=value, store=Storage.DEVICE):
+                size = roots.bytes.get(value, 0)
+                in_free = there[value] = max(now, in_free) + size / machine.from_host_per_s
+                moved += size
+            case Move(value=value):
+                size = roots.bytes.get(value, 0)
+                out_free = gone[value] = max(now, out_free) + size / machine.to_host_per_s
+                moved += size
         stall += max(0.0, wait - now)
         now = max(now, wait)
         starts.append(now)
-        if isinstance(step, Run):
-            now += seconds[step.node]
-            compute += seconds[step.node]
-    return Time(now, compute, stall, moved, tuple(starts))
+        now += spent
+        compute += spent
+    return Time(now, compute, stall, moved + clock.moved, tuple(starts))
+
+
+class _Known:
+    """Seconds of nodes are given."""
+
+    moved = 0
+
+    def __init__(self, seconds: Mapping[str, float]):
+        self.seconds = seconds
+
+    def forward(self, island: Island) -> float:
+        return sum(self.seconds[node] for node in island.nodes)
+
+    def backward(self, island: Island) -> float:
+        return sum(self.seconds.get(f"{node}.backward", 0.0) for node in island.nodes)
+
+
+class _Counted:
+    """Arithmetic and bytes of every box, joins and what is read from elsewhere included."""
+
+    def __init__(self, schedule: Schedule, machine: Machine):
+        self.graph, self.machine = schedule.graph, machine
+        self.far = schedule.storage != Storage.DEVICE
+        self.moved = 0
+        self._known: dict[Hashable, tuple[float, float, int]] = {}
+
+    def forward(self, island: Island) -> float:
+        seconds, _, moved = self._count(island)
+        self.moved += moved
+        return seconds
+
+    def backward(self, island: Island) -> float:
+        _, seconds, moved = self._count(island)
+        self.moved += moved
+        return seconds
+
+    def _count(self, island: Island) -> tuple[float, float, int]:
+        key = shape_of(island)
+        if key not in self._known:
+            forward = back = 0.0
+            moved = 0
+            for step in island.steps:
+                match step:
+                    case Compute(node=name, out=out):
+                        once, factor = _box_seconds(self.graph, name, out.volume, self.machine)
+                        forward += once + CALL_S
+                        back += factor * once + CALL_S
+                    case Join(value=value, held=held, receives=receives, gives=gives):
+                        size = self.graph.type(value).item_bytes
+                        copied = (2 * held.volume if receives else 0) + 2 * sum(h.box.volume for h in gives)
+                        spent = self.machine.seconds(0.0, copied * size, self.graph.type(value).dtype)
+                        forward += spent + CALL_S
+                        back += spent + CALL_S
+                        moved += sum(h.box.volume for h in (*receives, *gives)) * size if self.far else 0
+                    case Load(value=value, box=box) | Store(value=value, box=box):
+                        if self.far and self.graph.value[value].kind.computed and len(box) > 2:
+                            moved += box.volume * self.graph.type(value).item_bytes
+            link = moved / min(self.machine.to_host_per_s, self.machine.from_host_per_s)
+            self._known[key] = (forward + link, back + link, moved)
+        return self._known[key]
+
+
+def _box_seconds(graph: Graph, name: str, volume: int, machine: Machine) -> tuple[float, float]:
+    """Seconds to make so many elements, and how much longer backward takes."""
+    call = call_of(graph, graph.node[name])
+    op = find(call.node)
+    share = volume / max(1, call.out.size)
+    moved = sum(t.bytes for t in (*call.inputs, *call.outputs)) * share
+    flops = op.flops(call) * volume if op.dense else 0.0
+    return machine.seconds(flops, moved, call.out.dtype), DENSE if op.dense else OTHER

@@ -9,6 +9,8 @@
     device_bytes = 16000000000  # optional: not known where absent
     host_bytes = 64000000000    # optional
     launch_s = 5e-6             # optional: overhead of one operator, 0 where absent
+    peer_bytes_per_s = 5e10     # optional: link to another rank
+    message_s = 3e-5            # optional: until a message to another rank has come, besides its bytes
 
     [rates]                     # optional: dense arithmetic in other types
     bfloat16 = 125e12
@@ -64,6 +66,8 @@ _NUMBERS: Mapping[str, _Key] = MappingProxyType(
         "device_bytes": _SIZE,
         "host_bytes": _SIZE,
         "launch_s": _Key(0.0, 1.0, "seconds: 5e-6 for 5 microseconds"),
+        "peer_bytes_per_s": _LINK,
+        "message_s": _Key(0.0, 1.0, "seconds: 3e-5 for 30 microseconds"),
     }
 )
 _REQUIRED = ("version", "name", "flops_per_s", "bytes_per_s", "to_host_per_s", "from_host_per_s")
@@ -83,6 +87,8 @@ class Machine:
     host_bytes: int | None
     launch_s: float = 0.0  # overhead of one operator
     rates: Mapping[str, float] = field(default_factory=dict, hash=False)  # dense arithmetic in other types: see RATES
+    peer_bytes_per_s: float | None = None  # link to another rank
+    message_s: float | None = None  # until a message to another rank has come, besides its bytes
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rates", dict(self.rates))  # our own copy: a later change of theirs is not ours
@@ -102,7 +108,7 @@ class Machine:
 def find_machine(text: str, this: Callable[[], Machine] | None = None) -> Machine:
     """A machine by what a user says: `"this"`, a preset, or the path of a .toml file.
 
-    this: how to find out about the machine we run on, `tilegrad.runtime.measure.this_machine` for one. It needs torch,
+    this: how to find out about the machine we run on, `tilegrad.sim.measure.this_machine` for one. It needs torch,
     which this package does not know.
     """
     if text == "this" and this is not None:
@@ -288,11 +294,12 @@ PRESETS: Mapping[str, Machine] = MappingProxyType(
         ),
         "h200": Machine(
             "h200", 67e12, 4.8e12, 55e9, 55e9, 141 * 10**9, None, 9e-6,
-            {"float64": 67e12, "tfloat32": 494e12, "bfloat16": 989e12, "float16": 989e12},
+            {"float64": 67e12, "tfloat32": 494e12, "bfloat16": 989e12, "float16": 989e12}, 5e10, 3e-5,
         ),
     }
 )  # fmt: skip
 
 
 # What is assumed where nothing is measured: enough to rank plans by.
+PEER = (2e9, 2e-4)  # the link to another rank: bytes per second, seconds for a message
 CPU = Machine("a CPU", 1e11, 2e10, 1e10, 1e10, device_bytes=None, host_bytes=None, launch_s=3e-6)

@@ -8,11 +8,12 @@
 hypothesis, which this package does not.
 """
 
-from ..runtime.peak import PeakBytes as PeakBytes
-from .exact import Step as Step
+from ..sim.peak import PeakBytes as PeakBytes
+from .exact import StepResult as StepResult
 from .exact import assert_same as assert_same
 from .exact import assert_same_step as assert_same_step
 from .exact import integer_module as integer_module
 from .exact import integer_tensor as integer_tensor
 from .exact import run_step as run_step
 from .op_suite import check_operator as check_operator
+from .store_suite import StoreSuite as StoreSuite

@@ -13,10 +13,10 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
-from ..tiled import tile
+from ..modules.tiled import tile
+from ..torch_private import pytree
 
 
 def integer_tensor(shape: Sequence[int], low: int = -2, high: int = 2, seed: int = 0) -> Tensor:
@@ -37,7 +37,7 @@ def integer_module(module: nn.Module, low: int = -2, high: int = 2, seed: int = 
 
 
 @dataclass(frozen=True)
-class Step:
+class StepResult:
     """All that a step of training leaves behind, by name: outputs, gradients, buffers."""
 
     outputs: Mapping[str, Tensor]
@@ -45,7 +45,7 @@ class Step:
     buffers: Mapping[str, Tensor]
 
 
-def run_step(module: nn.Module, inputs: Sequence[Any], *, constant: Sequence[int] = (), seed: int = 0) -> Step:
+def run_step(module: nn.Module, inputs: Sequence[Any], *, constant: Sequence[int] = (), seed: int = 0) -> StepResult:
     """Forward and backward, from an integer-valued gradient at every output. `inputs` are not written to; those at
     the positions `constant`, and integers, get no gradient."""
     leaf, fixed = partial(_leaf, graded=True), partial(_leaf, graded=False)
@@ -58,7 +58,7 @@ def run_step(module: nn.Module, inputs: Sequence[Any], *, constant: Sequence[int
     leaves = [item for item in pytree.tree_leaves(given) if isinstance(item, Tensor)]
     gradients = {f"input {at}": leaf.grad for at, leaf in enumerate(leaves) if leaf.requires_grad}
     gradients |= {name: p.grad for name, p in module.named_parameters() if p.requires_grad}
-    return Step(
+    return StepResult(
         {f"output {at}": item.detach() for at, item in enumerate(flat)},
         {f"gradient of {name}": grad for name, grad in gradients.items()},
         {f"buffer {name}": buffer.detach().clone() for name, buffer in module.named_buffers()},
@@ -79,7 +79,7 @@ def assert_same_step(
     constant: Sequence[int] = (),
     seed: int = 0,
     **tile_options: Any,
-) -> Step:
+) -> StepResult:
     """Run a step of a copy of `module` plain and of another one tiled, and compare all they leave behind.
 
     exact: every number equal (use `integer_module`); otherwise within `tolerance` of the largest entry of a tensor.
@@ -94,7 +94,13 @@ def assert_same_step(
 
 
 def assert_same(
-    found: Step, wanted: Step, *, exact: bool = True, tolerance: float = 1e-10, quiet: float = 1e-3, note: str = ""
+    found: StepResult,
+    wanted: StepResult,
+    *,
+    exact: bool = True,
+    tolerance: float = 1e-10,
+    quiet: float = 1e-3,
+    note: str = "",
 ) -> None:
     """Raise an AssertionError that names all that differs between two steps, and where first."""
     wrong = []

@@ -176,7 +176,7 @@ class Drawing:
             case "group":
                 part = nn.GroupNorm(self.pick(1, c), c)
             case _:
-                part = ChannelNorm(c)
+                part = ChannelNormLayer(c)
         return {"kind": kind, "affine": affine}, part
 
     def _gate(self, x: Tensor) -> Any:
@@ -237,7 +237,7 @@ class Gate(nn.Module):
         return x * self.gate(pooled).sigmoid().view(*x.shape[:2], *(1 for _ in over))
 
 
-class ChannelNorm(nn.LayerNorm):
+class ChannelNormLayer(nn.LayerNorm):
     """Layer norm over channels."""
 
     def forward(self, input: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ from ..region import Box, Interval
 from .exact import assert_same_step, integer_tensor, size_of
 
 
-class Function(nn.Module):
+class SampleFunction(nn.Module):
     """A function of tensors as a module."""
 
     def __init__(self, function: Callable[..., Tensor]):
@@ -42,8 +42,8 @@ class Function(nn.Module):
     def forward(self, *tensors: Tensor) -> Tensor:
         return self.function(*tensors)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Function:
-        return Function(self.function)  # torch's custom operators cannot be copied, and need not be
+    def __deepcopy__(self, memo: dict[int, Any]) -> SampleFunction:
+        return SampleFunction(self.function)  # torch's custom operators cannot be copied, and need not be
 
 
 def check_operator(
@@ -70,7 +70,9 @@ def check_operator(
         for at, shape in enumerate(shapes)
     ]
     check_boxes(function, inputs, exact=exact, tolerance=tolerance, poison=poison)
-    step = partial(assert_same_step, Function(function), inputs, exact=exact, tolerance=tolerance, constant=constant)
+    step = partial(
+        assert_same_step, SampleFunction(function), inputs, exact=exact, tolerance=tolerance, constant=constant
+    )
     for mode in modes:
         step(tile=tile, mode=mode)
 
@@ -84,7 +86,7 @@ def check_boxes(
     poison: float = math.nan,
 ) -> None:
     """Every node of the function on random boxes: the same as in the whole, and deaf to what it did not ask for."""
-    captured = export_module(Function(function), inputs)
+    captured = export_module(SampleFunction(function), inputs)
     graph = lower_graph(captured.graph)
     values = captured.bind(inputs)
     for node in graph.nodes:

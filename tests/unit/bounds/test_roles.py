@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tilegrad.bounds import Part, label_axes, lower_graph, sort_nodes
+from tilegrad.bounds import NodePart, label_axes, lower_graph, sort_nodes
 from tilegrad.importers import capture
 
-Sorted = list[tuple[str, Part, int]]  # operator, part, phase
+Sorted = list[tuple[str, NodePart, int]]  # operator, part, phase
 
 
 class Of(nn.Module):
@@ -32,7 +32,7 @@ def parts(function: Callable[..., Tensor], tiled: Sequence[str] = ("h", "w")) ->
     return [(n.op, roles.part[n.name], roles.phase[n.name]) for n in graph.nodes]
 
 
-L, F_, W = Part.LOCAL, Part.FOLD, Part.WHOLE
+L, F_, W = NodePart.LOCAL, NodePart.FOLD, NodePart.WHOLE
 
 
 def test_a_classifier_folds_its_pool_and_runs_its_head_whole() -> None:

@@ -12,9 +12,9 @@ import torch
 
 from tilegrad.cli import main
 from tilegrad.errors import InputError
-from tilegrad.runtime import measure
-from tilegrad.runtime.measure import host_bytes, kept_path, measure_machine, recall_machine, this_machine
+from tilegrad.sim import measure
 from tilegrad.sim.machine import Machine, find_machine, load_machine, save_machine
+from tilegrad.sim.measure import host_bytes, kept_path, measure_machine, recall_machine, this_machine
 
 
 @pytest.fixture(autouse=True)

@@ -114,7 +114,7 @@ def test_verify_as_json(model: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_verify_exits_1_when_gradients_differ(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import tilegrad.runtime.seam as seam
+    import tilegrad.execution.seam as seam
 
     broken = seam.Seam.assemble
     monkeypatch.setattr(seam.Seam, "assemble", lambda self, own: broken(self, own) * 1.001)

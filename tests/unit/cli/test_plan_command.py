@@ -12,7 +12,7 @@ import pytest
 
 from tilegrad.cli import main
 from tilegrad.ir import format_graph
-from tilegrad.search import forward_part
+from tilegrad.sim.training import forward_part
 from training_graphs import chain_graph, seeded_graph
 
 UNET = str(Path(__file__).parents[2] / "data" / "unet_chainer.txt")

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 from tilegrad.bounds import lower_graph
-from tilegrad.distributed.account import imbalance, make_accounts
-from tilegrad.distributed.mesh import Mesh, name_axes
-from tilegrad.distributed.plan import MeshPlan, plan_mesh
-from tilegrad.distributed.rank_plan import plan_rank, predict_bytes
-from tilegrad.distributed.segments import choose_exchanged, layer_inputs
-from tilegrad.errors import BudgetError, GridError, InputError
+from tilegrad.bounds.mesh import Mesh, name_axes
+from tilegrad.errors import BudgetError, GridError, InputError, InternalError
 from tilegrad.importers import export_module
 from tilegrad.ir import Graph, Kind
-
-CPU = torch.device("cpu")
+from tilegrad.planners import MeshProblem
+from tilegrad.planners.mesh import plan_rank
+from tilegrad.planners.ranks.account import imbalance, make_accounts
+from tilegrad.planners.ranks.exchange import choose_exchanged, layer_inputs
+from tilegrad.planners.ranks.plan import MeshPlan, plan_mesh
+from tilegrad.schedule import Exchange
+from tilegrad.schedule.rules import check_peers
 
 
 def graph_of(net: nn.Module, *shape: int) -> Graph:
@@ -59,6 +61,10 @@ def test_what_moves_is_what_is_needed_and_not_owned() -> None:
     assert plan.needed(source, (0,))[2] == (0, 10)
 
 
+def weights(graph: Graph) -> tuple[str, ...]:
+    return tuple(v.name for v in graph.of_kind(Kind.PARAMETER))
+
+
 def test_a_segment_sends_many_times_fewer_messages_than_layers() -> None:
     graph = graph_of(stack(16), 1, 4, 128, 64)
     four = mesh(h=4)
@@ -71,9 +77,9 @@ def test_a_segment_sends_many_times_fewer_messages_than_layers() -> None:
 def test_the_planner_weighs_messages_against_work() -> None:
     wide = nn.Sequential(*(nn.Conv2d(64, 64, 3, padding=1) for _ in range(6)))
     small, large = graph_of(stack(6), 1, 4, 32, 32), graph_of(wide, 1, 64, 512, 4096)
-    assert choose_exchanged(small, mesh(h=2), "auto", True, "cpu") == ()
-    assert len(choose_exchanged(large, mesh(h=2), "auto", True, "cpu")) >= 3
-    assert len(choose_exchanged(small, mesh(h=2), "layer", True, "cpu")) == 5
+    assert choose_exchanged(MeshProblem(small, mesh(h=2), 0, weights(small))) == ()
+    assert len(choose_exchanged(MeshProblem(large, mesh(h=2), 0, weights(large)))) >= 3
+    assert len(choose_exchanged(MeshProblem(small, mesh(h=2), 0, weights(small), "layer"))) == 5
 
 
 def test_work_is_shared() -> None:
@@ -94,15 +100,15 @@ def test_uneven_cuts_go_with_the_image() -> None:
 def test_a_budget_buys_tiles() -> None:
     net = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Conv2d(8, 8, 3, padding=1), nn.ReLU())))
     graph = graph_of(net, 1, 8, 128, 64)
-    graded = [v.name for v in graph.of_kind(Kind.PARAMETER)]
-    kept = predict_bytes(plan_mesh(graph, mesh(h=2)), graded, kept=True)
-    plain = plan_rank(graph, mesh(h=2), 0, graded, kept, "segment", CPU)
+    ranks = MeshProblem(graph, mesh(h=2), 0, weights(graph), "segment")
+    kept = int(plan_rank(ranks, None).schedule.predicted["total_bytes"])
+    plain = plan_rank(ranks, kept)
     assert plain.kept and plain.schedule.predicted["total_bytes"] == kept
-    tight = plan_rank(graph, mesh(h=2), 0, graded, kept // 2, "segment", CPU)
+    tight = plan_rank(ranks, kept // 2)
     assert not tight.kept and tight.to_json()["tiles"] > 1
     assert tight.schedule.predicted["total_bytes"] <= kept // 2
     with pytest.raises(BudgetError, match="smallest plan found needs"):
-        plan_rank(graph, mesh(h=2), 0, graded, 1000, "segment", CPU)
+        plan_rank(ranks, 1000)
 
 
 def test_bad_meshes() -> None:
@@ -123,3 +129,30 @@ def test_an_operator_without_a_box_rule_is_refused() -> None:
 
     with pytest.raises(GridError, match="has no box rule"):
         plan_mesh(graph_of(Inverts(), 1, 4, 8, 8), mesh(w=2))
+
+
+def exchanges() -> dict[int, list[Exchange]]:
+    plan = plan_mesh(graph_of(stack(2), 1, 4, 16, 16), mesh(h=2, w=2))
+    found = {plan.mesh.rank(c): plan.exchange_steps(c, weights(plan.graph)) for c in plan.mesh.coords()}
+    check_peers(found)
+    assert all(found.values())
+    return found
+
+
+def test_what_a_rank_gives_another_takes() -> None:
+    """Rule S12, broken in all ways."""
+    broken = exchanges()
+    broken[2] = broken[2][:-1]
+    with pytest.raises(InternalError, match=r"S12.*in turn"):
+        check_peers(broken)
+    first = exchanges()[0][0]
+    for changed in (
+        replace(first, gives=first.gives[1:]),
+        replace(first, takes=first.takes[1:]),
+        replace(first, gives=(replace(first.gives[0], rank=7), *first.gives[1:])),
+        replace(first, takes=(replace(first.takes[0], box=first.gives[0].box), *first.takes[1:])),
+    ):
+        broken = exchanges()
+        broken[0] = [changed, *broken[0][1:]]
+        with pytest.raises(InternalError, match="S12"):
+            check_peers(broken)

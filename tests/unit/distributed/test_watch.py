@@ -19,7 +19,7 @@ from tilegrad.distributed import verdict
 from tilegrad.distributed import watch as watch_module
 from tilegrad.distributed.judge import Judge
 from tilegrad.distributed.watch import RankError, Watch
-from tilegrad.distributed.wire import CLOSED, Line
+from tilegrad.distributed.wire import CLOSED, Wire
 from tilegrad.errors import RunError
 
 PROGRAM = Path(__file__).parent / "forked_ranks.py"
@@ -284,7 +284,7 @@ def test_a_judge_who_cannot_be_reached() -> None:
 
 
 def test_what_was_said_is_read_before_the_end() -> None:
-    one, other = map(Line, socket.socketpair())
+    one, other = map(Wire, socket.socketpair())
     for k in range(100):
         one.send({"k": k})
     one.close()

@@ -30,7 +30,7 @@ from tilegrad.models import (
     wavenet1d,
 )
 from tilegrad.models._width import scaled
-from tilegrad.models.convnext import Block
+from tilegrad.models.convnext import ConvNeXtBlock
 from tilegrad.models.densenet import DenseBlock
 from tilegrad.models.drop_path import DropPath
 from tilegrad.models.efficientnet import MBConv, SqueezeExcite
@@ -281,7 +281,7 @@ def test_wavenet1d_sees_its_receptive_field_and_no_future() -> None:
         lambda: Bottleneck(8, 2),
         lambda: InvertedResidual(8, 8, 1, 6),
         lambda: MBConv(8, 8, 5, 1, 6),
-        lambda: Block(8),
+        lambda: ConvNeXtBlock(8),
     ],
 )
 def test_residual_blocks_add_their_input(make: Callable[[], nn.Module]) -> None:

@@ -6,24 +6,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from step_player import Player
+from step_player import Player, moved
 from tilegrad.ir import Graph
-from tilegrad.planners import Effort, plan_keep, plan_offload, plan_recompute
-from tilegrad.planners.offload import least_by_copies
-from tilegrad.schedule.step_list import StepList, check_steps
-from tilegrad.schedule.steps import Fetch, Free, Offload, Run
+from tilegrad.planners import Effort, plan_keep
+from tilegrad.planners.offload import least_by_copies, plan_offload
+from tilegrad.planners.recompute import plan_recompute
+from tilegrad.schedule import Free, Move, Run, Schedule, check_schedule
 from tilegrad.sim.clock import measure_time
 from tilegrad.sim.machine import Machine
-from tilegrad.sim.memory import measure_memory
+from tilegrad.sim.predict import measure_memory
 from training_graphs import chain_graph, largest_working_set, node_times, some, training_graphs
 
 UNIT = 1 << 16  # bytes: worth a copy
 LINK = Machine("link", 1e12, 1e12, to_host_per_s=UNIT, from_host_per_s=UNIT / 2, device_bytes=None, host_bytes=None)
 
 
-def check_fits(schedule: StepList, budget: int) -> None:
+def check_fits(schedule: Schedule, budget: int) -> None:
     """Legal, inside the budget by the naive simulator, which also finds what is read before it is back."""
-    check_steps(schedule)
+    check_schedule(schedule)
     assert Player(schedule.graph).play(schedule).peak_bytes == measure_memory(schedule).peak_bytes <= budget
 
 
@@ -48,7 +48,7 @@ def test_copies_after_recompute(graph: Graph, loose: float, share: float) -> Non
     budget = int(least + share * (measure_memory(base).peak_bytes - least))
     found = plan_offload(graph, seconds, LINK, budget, base)
     if found is not None:
-        assert (found.planner, found.runs, found.gap) == ("offload", base.runs, None)
+        assert (found.mode, found.runs, found.gap) == ("offload", base.runs, None)
         check_fits(found, budget)
 
 
@@ -57,10 +57,10 @@ def test_copies_after_recompute(graph: Graph, loose: float, share: float) -> Non
 def test_each_value_goes_out_is_freed_and_comes_back(graph: Graph) -> None:
     found = plan_offload(graph, node_times(graph), LINK, least_by_copies(graph)[0])
     assert found is not None
-    for value in {step.value for step in found.steps if isinstance(step, Offload)}:
-        kinds = [type(s) for s in found.steps if not isinstance(s, Run) and s.value == value]
-        times = kinds.count(Offload)
-        assert kinds == [Offload, Free, Fetch] * times + [Free]
+    for value in set(moved(found.steps, "host")):
+        mine = [s for s in found.steps if isinstance(s, Free | Move) and s.value == value]
+        times = mine.count(Move(value, "host"))
+        assert mine == [Move(value, "host"), Free(value), Move(value, "device")] * times + [Free(value)]
         assert graph.type(value).bytes >= UNIT  # smaller ones are not worth it
 
 
@@ -77,11 +77,11 @@ def test_one_copy_by_hand() -> None:
     found = plan_offload(graph, node_times(graph), LINK, 1 + 4 * UNIT)
     assert found is not None
     check_fits(found, 1 + 4 * UNIT)
-    assert [s for s in found.steps if isinstance(s, Offload)] == [Offload("v0")]
-    assert found.steps[:3] == (Run("f0"), Run("f1"), Offload("v0"))
+    assert moved(found.steps, "host") == ["v0"]
+    assert found.steps[:3] == (Run("f0"), Run("f1"), Move("v0", "host"))
     order = list(found.steps)
     assert order.index(Run("f3")) < order.index(Free("v0")) < order.index(Run("b3"))
-    assert order.index(Run("b2")) < order.index(Fetch("v0")) < order.index(Run("b1"))
+    assert order.index(Run("b2")) < order.index(Move("v0", "device")) < order.index(Run("b1"))
     time = measure_time(found, node_times(graph), LINK)
     assert (time.total_s, time.stall_s, time.host_bytes) == (9, 1, 2 * UNIT)
 
@@ -95,4 +95,4 @@ def test_what_is_handed_over_does_not_leave(handed: bool) -> None:
     found = plan_offload(graph, node_times(graph), LINK, least)
     assert found is not None
     check_fits(found, least)
-    assert "v4" not in {step.value for step in found.steps if isinstance(step, Offload)}
+    assert "v4" not in moved(found.steps, "host")

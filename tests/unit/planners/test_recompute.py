@@ -15,27 +15,27 @@ from hypothesis import strategies as st
 from keep_sets import KeepSets
 from step_player import Player
 from tilegrad.ir import Graph, Phase
-from tilegrad.planners import Effort, plan_keep, plan_recompute
-from tilegrad.planners.evict import smallest_peak
-from tilegrad.planners.problem import make_problem
-from tilegrad.planners.program import Program, Solved
-from tilegrad.planners.recompute import solve_recompute
-from tilegrad.planners.stages import Stages
-from tilegrad.schedule.step_list import StepList, check_steps
-from tilegrad.sim.memory import measure_memory
+from tilegrad.planners import Effort, plan_keep
+from tilegrad.planners.recompute import plan_recompute, solve_recompute
+from tilegrad.planners.stages.evict import smallest_peak
+from tilegrad.planners.stages.problem import make_problem
+from tilegrad.planners.stages.program import Program, Solved
+from tilegrad.planners.stages.stages import Stages
+from tilegrad.schedule import Schedule, check_schedule
+from tilegrad.sim.predict import measure_memory
 from training_graphs import chain_graph, node_times, seeded_graph, some, training_graphs
 
 HEURISTIC, EXACT = Effort(0.5, 0.0), Effort(0.5, 20.0, gap=1e-6)
 
 
-def extra(schedule: StepList | None, seconds: Mapping[str, float]) -> float | None:
+def extra(schedule: Schedule | None, seconds: Mapping[str, float]) -> float | None:
     """Seconds of what runs again."""
     return None if schedule is None else sum(seconds[node] for node in schedule.runs) - sum(seconds.values())
 
 
-def check_fits(schedule: StepList | None, budget: int) -> None:
+def check_fits(schedule: Schedule | None, budget: int) -> None:
     if schedule is not None:
-        check_steps(schedule)
+        check_schedule(schedule)
         assert Player(schedule.graph).play(schedule).peak_bytes <= budget
 
 

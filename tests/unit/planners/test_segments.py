@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from step_player import Player
 from tilegrad.ir import Graph, Phase
-from tilegrad.planners import plan_keep, plan_segments, plan_sqrt
-from tilegrad.planners.problem import make_problem
-from tilegrad.planners.segments import best_segments, segment, sqrt_cuts
-from tilegrad.planners.stages import Stages
-from tilegrad.schedule.step_list import check_steps
-from tilegrad.sim.memory import measure_memory
+from tilegrad.planners import plan_keep
+from tilegrad.planners.segments import best_segments, plan_segments, plan_sqrt, segment, sqrt_cuts
+from tilegrad.planners.stages.problem import make_problem
+from tilegrad.planners.stages.stages import Stages
+from tilegrad.schedule import check_schedule
+from tilegrad.sim.predict import measure_memory
 from training_graphs import chain_graph, node_times, some, training_graphs
 
 
@@ -51,7 +51,7 @@ def test_any_cuts_give_a_legal_plan(graph: Graph, cuts: list[int]) -> None:
     problem = make_problem(graph, node_times(graph))
     solution = segment(Stages(problem), tuple(sorted(c for c in cuts if c < len(problem.forward))))
     schedule = plan_sqrt(graph, node_times(graph))
-    check_steps(schedule)
+    check_schedule(schedule)
     runs = problem.runs(solution.again)
     assert [n for n in runs if graph.node[n].phase is Phase.BACKWARD] == list(problem.backward)
     assert Player(graph).play(schedule).peak_bytes == measure_memory(schedule).peak_bytes
@@ -66,7 +66,7 @@ def test_the_best_cuts_fit_the_budget(graph: Graph, share: float) -> None:
     budget = int(least + share * (plain - least))
     found = plan_segments(graph, node_times(graph), budget, search_s=0.2)
     assert found is not None
-    check_steps(found)
+    check_schedule(found)
     assert Player(graph).play(found).peak_bytes <= budget
     if budget >= plain:
         assert found.runs == plan_keep(graph).runs

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tilegrad.errors import FormatError
-from tilegrad.rects import Operator, RectGraph, Role, check_rect_graph, training_step
+from tilegrad.rects import RectGraph, RectOperator, RectRole, check_rect_graph, training_step
 from tilegrad.region import Box
 
 GRAPH = training_step(batch=2, image=(9, 9), channels=1, layers=[(3, 4), (2, 3)], classes=5, workers=(1, 1))[0]
@@ -24,7 +24,7 @@ def operators(name: str, **change: Any) -> RectGraph:
     return replace(GRAPH, operators=found)
 
 
-def more(op: Operator) -> RectGraph:
+def more(op: RectOperator) -> RectGraph:
     return replace(GRAPH, operators=(*GRAPH.operators, op))
 
 
@@ -68,7 +68,7 @@ BROKEN: dict[str, tuple[Callable[[], RectGraph], str]] = {
         lambda: more(replace(GRAPH.operator["L1.filterNL"], name="again")),
         "T4: a activation with 2 writers",
     ),
-    "role": (lambda: arrays("data.labels_output", role=Role.GRAD), "T4"),
+    "role": (lambda: arrays("data.labels_output", role=RectRole.GRAD), "T4"),
     "gradient of nothing": (renamed, "T5: a gradient, but of no array"),
     "gradient's dim": (lambda: arrays("L0.a.grad", dim=(2,)), "T5: dim .2., and that of 'L0.a'"),
     "cycle": (cycle, "T6: it waits for what it makes itself"),

@@ -10,7 +10,7 @@ import pytest
 
 from rect_player import Player, random_start
 from tilegrad.errors import InputError
-from tilegrad.rects import Role, Share, check_rect_graph, imbalance, shares, total, training_step
+from tilegrad.rects import RectRole, Share, check_rect_graph, imbalance, shares, total, training_step
 from tilegrad.region import Box
 
 SOURCE: dict[str, Any] = {
@@ -83,9 +83,9 @@ def test_traffic_of_the_source_by_hand() -> None:
     assert (first.gradient_bytes, second.gradient_bytes) == (4 * 256 * 64 * 33 * 3,) * 2
     logits = 4 * 256 * 3034
     assert first.sum_bytes + second.sum_bytes == 2 * logits + 2 * 2 * 4  # two workers: 2 * (2 - 1) / 2 of it each
-    assert first.owned_bytes[Role.PARAM] == 4 * (64 * 81 * 17 * 33 + 64 * 64 * 49 * 14 * 27 + 3034 * 64 * 14 * 27) + (
-        4 * (64 * 17 * 33 + 64 * 14 * 27 + 2)
-    )
+    assert first.owned_bytes[RectRole.PARAM] == 4 * (
+        64 * 81 * 17 * 33 + 64 * 64 * 49 * 14 * 27 + 3034 * 64 * 14 * 27
+    ) + (4 * (64 * 17 * 33 + 64 * 14 * 27 + 2))
     assert first.flops == 2 * 256 * (2 * 64 * 81 * 17 * 33 + 3 * (64 * 64 * 49 + 3034 * 64) * 14 * 27)
 
 
@@ -95,9 +95,9 @@ def test_shares_add_up(workers: tuple[int, int]) -> None:
     parts = shares(graphs)
     totals, count = total(graphs[0]), len(parts)
     assert sum(part.flops for part in parts) == totals.step_flops
-    spread = totals.bytes_by_role[Role.PARAM] - 4 * 2  # all but the gains, which every worker has
-    assert sum(part.owned_bytes[Role.PARAM] - 8 for part in parts) == spread
-    assert max(part.owned_bytes[Role.PARAM] for part in parts) <= 1.35 * spread / count + 8
+    spread = totals.bytes_by_role[RectRole.PARAM] - 4 * 2  # all but the gains, which every worker has
+    assert sum(part.owned_bytes[RectRole.PARAM] - 8 for part in parts) == spread
+    assert max(part.owned_bytes[RectRole.PARAM] for part in parts) <= 1.35 * spread / count + 8
     assert all(part.held_bytes >= part.owned_total for part in parts)
     found = imbalance(parts)
     assert min(found.owned, found.received, found.flops) >= 1
@@ -107,7 +107,7 @@ def test_shares_add_up(workers: tuple[int, int]) -> None:
 
 
 def test_imbalance_by_hand() -> None:
-    parts = [Share("", {Role.PARAM: n}, n, 0, 0, 0, 10 * n) for n in (1, 2, 3)]
+    parts = [Share("", {RectRole.PARAM: n}, n, 0, 0, 0, 10 * n) for n in (1, 2, 3)]
     assert imbalance(parts).owned == 1.5
     assert imbalance(parts).received == 1.0
     assert imbalance(parts).flops == 1.5

@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
+from tilegrad.analysis.simulated import RESIDENT, plan_profile
 from tilegrad.ir import Graph, Input, Kind, Node, Phase, Role, TensorType, Value, check_graph
-from tilegrad.planners import Effort
+from tilegrad.planners import Candidate, Effort, Planning, Problem, TrainingStep, plan_step
 from tilegrad.profile import BlockKind, Profile, check_profile
 from tilegrad.report.html import format_page
 from tilegrad.report.html_data import memory_curve
 from tilegrad.report.plan_html import plan_page, save_plan_html
-from tilegrad.schedule.steps import Fetch, Offload, Run
-from tilegrad.search import Candidate, Planning, Steps, plan_step
-from tilegrad.search.simulated import RESIDENT, plan_profile
+from tilegrad.schedule import Move, Run, Schedule, ScheduleStep
 from tilegrad.sim.machine import find_machine
 from tilegrad.sim.memory import Alive, Memory
 
@@ -44,14 +43,15 @@ def chain(count: int = 12, name: Rename = str, title: str = "chain") -> Graph:
 
 
 def plan_chain(share: float = 0.6, planner: str = "auto", **options: Any) -> Planning:
-    steps = Steps(chain(**options), find_machine("v100"), Effort(exact_s=0.0, heuristic_s=0.5))
-    return plan_step(steps, None, int(steps.keep.peak_bytes * share), planner=planner)
+    steps = TrainingStep(chain(**options), find_machine("v100"), Effort(exact_s=0.0, heuristic_s=0.5))
+    return plan_step(Problem(int(steps.keep.peak_bytes * share), steps), planner=planner)
 
 
 def tiled(planning: Planning, memory: Memory | None) -> Planning:
     """As if tiles had been chosen: no times, no addresses, with or without bytes tile by tile."""
     plain = planning.plain
-    chosen = Candidate("tile", "stream, 2 along h", object(), plain.peak_bytes // 2, plain.time_s * 1.5, memory=memory)  # type: ignore[arg-type]
+    schedule = Schedule(planning.graph, "stream")
+    chosen = Candidate("tile", "stream, 2 along h", schedule, plain.peak_bytes // 2, plain.time_s * 1.5, memory=memory)
     return replace(planning, candidates=(plain, chosen), chosen=chosen)
 
 
@@ -69,6 +69,13 @@ def recomputed() -> Planning:
 
 
 both = pytest.mark.parametrize("which", ["offloaded", "recomputed"])
+
+
+def stream_of(step: ScheduleStep) -> str | None:
+    """Where a step takes time, if it does."""
+    if isinstance(step, Run):
+        return "compute"
+    return {"host": "to host", "device": "from host"}[step.store] if isinstance(step, Move) else None
 
 
 def drawn(planning: Planning) -> Profile:
@@ -140,7 +147,11 @@ def test_memory_is_that_of_the_plan(which: str, request: pytest.FixtureRequest) 
     device, host = memory_curve(profile, "device"), memory_curve(profile, "host")
     for at, step in enumerate(planning.chosen.schedule.steps):
         # A value counts while it is freed, though it lives only up to there; that takes no time.
-        assert device[at] == memory.device[at] if isinstance(step, Run | Fetch) else device[at] <= memory.device[at]
+        assert (
+            device[at] == memory.device[at]
+            if stream_of(step) in ("compute", "from host")
+            else device[at] <= memory.device[at]
+        )
     assert max(device) == memory.peak_bytes == planning.chosen.peak_bytes
     assert device.index(max(device)) == memory.peak_step and host == list(memory.host)
     alive = sorted(b.bytes for b in profile.blocks if b.device == "device" and b.start <= memory.peak_step < b.stop)
@@ -172,20 +183,19 @@ def test_operators_are_the_steps_of_the_plan(which: str, request: pytest.Fixture
     chosen, profile = planning.chosen, drawn(planning)
     steps, time = chosen.schedule.steps, chosen.time
     by_step = {int(op.id): op for op in profile.operators}
-    streams = {Run: "compute", Offload: "to host", Fetch: "from host"}
     ran: set[str] = set()
     for at, step in enumerate(steps):
         op = by_step.pop(at, None)
-        assert (op is not None) == (type(step) in streams)
+        assert (op is not None) == (stream_of(step) is not None)
         if op is None:
             continue
-        assert op.stream == streams[type(step)] and op.device is not None and op.device.start_s >= time.starts[at]
+        assert op.stream == stream_of(step) and op.device is not None and op.device.start_s >= time.starts[at]
         if isinstance(step, Run):
-            node = chosen.schedule.graph.node[step.node]
+            node = chosen.schedule.graph.node[step.island]
             assert (op.name, op.type, op.phase) == (node.name, node.op, node.phase)
             assert op.device.total_s == pytest.approx(node.time_s)
-            assert op.attrs.get("again", False) == (step.node in ran)
-            ran.add(step.node)
+            assert op.attrs.get("again", False) == (step.island in ran)
+            ran.add(step.island)
         else:
             assert op.name == step.value
     assert not by_step
@@ -204,7 +214,7 @@ def test_makers_tell_what_was_made_again_and_what_came_back(which: str, request:
         assert block.maker is not None
         maker = profile.operators[block.maker]
         assert int(maker.id) == block.start
-        assert bool(maker.attrs.get("fetched")) == isinstance(steps[block.start], Fetch)
+        assert bool(maker.attrs.get("fetched")) == (stream_of(steps[block.start]) == "from host")
     key = {"offloaded": "fetched", "recomputed": "again"}[which]
     assert any(op.attrs.get(key) for op in profile.operators)
     streams = [op for op in profile.operators if op.stream == "to host"]
@@ -216,7 +226,7 @@ def test_without_times_the_clock_counts_steps(offloaded: Planning) -> None:
     plan = replace(offloaded.chosen, time=None)
     profile = plan_profile(plan, offloaded.machine)
     check_profile(profile)
-    assert profile.clock == tuple(map(float, range(len(plan.schedule.steps))))  # type: ignore[union-attr]
+    assert profile.clock == tuple(map(float, range(len(plan.schedule.steps))))
     assert not plan_page(replace(offloaded, chosen=plan)).profiles[0].timed
 
 

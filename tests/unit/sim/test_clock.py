@@ -5,22 +5,28 @@ a has 100 bytes and b 50; bytes leave at 50 a second and come back at 25. Nodes 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tilegrad.ir import Graph, Input, Kind, Node, Phase, Role, TensorType, Value, check_graph
-from tilegrad.planners import plan_offload
-from tilegrad.planners.offload import least_by_copies
-from tilegrad.schedule.step_list import StepList, check_steps
-from tilegrad.schedule.steps import Fetch, Free, Offload, Run
+from tilegrad.planners.offload import least_by_copies, plan_offload
+from tilegrad.schedule import Free, Move, Run, ScheduleStep, check_schedule
+from tilegrad.schedule.whole import roots_of, whole_schedule
 from tilegrad.sim.clock import Time, measure_time
 from tilegrad.sim.machine import Machine
 from training_graphs import node_times, some, training_graphs
 
 MACHINE = Machine("by hand", 1e12, 1e12, to_host_per_s=50.0, from_host_per_s=25.0, device_bytes=None, host_bytes=None)
 SECONDS = {"a": 1.0, "b": 2.0, "c": 4.0, "back": 3.0}
-STEPS = {"run": Run, "free": Free, "out": Offload, "in": Fetch}
+STEPS: dict[str, Callable[[str], ScheduleStep]] = {
+    "run": Run,
+    "free": Free,
+    "out": lambda value: Move(value, "host"),
+    "in": lambda value: Move(value, "device"),
+}
 
 
 def graph() -> Graph:
@@ -41,8 +47,8 @@ def graph() -> Graph:
 
 def clock(text: str) -> Time:
     steps = [STEPS[kind](name) for kind, name in (part.split() for part in text.split(", "))]
-    schedule = StepList(graph(), "by hand", tuple(steps))
-    check_steps(schedule)
+    schedule = whole_schedule(graph(), "by hand", steps)
+    check_schedule(schedule)
     return measure_time(schedule, SECONDS, MACHINE)
 
 
@@ -106,10 +112,10 @@ def test_time_is_computing_and_waiting(made: Graph, rate: float) -> None:
     schedule = plan_offload(made, seconds, machine, least_by_copies(made)[0])
     assert schedule is not None
     time = measure_time(schedule, seconds, machine)
-    moved = [s.value for s in schedule.steps if isinstance(s, Offload | Fetch)]
+    moved = [s.value for s in schedule.steps if isinstance(s, Move)]
     assert time.total_s == pytest.approx(time.compute_s + time.stall_s)  # sums of floats in two orders
     assert time.compute_s == sum(seconds.values())
-    assert time.host_bytes == sum(schedule.memory.bytes[name] for name in moved)
+    assert time.host_bytes == sum(roots_of(schedule.graph).bytes[name] for name in moved)
     assert list(time.starts) == sorted(time.starts)
     slower = Machine("slower", 1e12, 1e12, rate / 10, rate / 20, None, None)
     assert measure_time(schedule, seconds, slower).total_s >= time.total_s

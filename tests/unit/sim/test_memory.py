@@ -10,23 +10,25 @@ from hypothesis import strategies as st
 
 from step_player import Player
 from tilegrad.ir import Graph
-from tilegrad.planners import Effort, plan_keep, plan_offload, plan_recompute, plan_segments, plan_sqrt
-from tilegrad.planners.evict import smallest_peak
-from tilegrad.planners.offload import least_by_copies
-from tilegrad.planners.problem import make_problem
-from tilegrad.planners.segments import best_segments
-from tilegrad.schedule.step_list import StepList
-from tilegrad.schedule.steps import Fetch, Free, Offload, Run
+from tilegrad.planners import Effort, plan_keep
+from tilegrad.planners.offload import least_by_copies, plan_offload
+from tilegrad.planners.recompute import plan_recompute
+from tilegrad.planners.segments import best_segments, plan_segments, plan_sqrt
+from tilegrad.planners.stages.evict import smallest_peak
+from tilegrad.planners.stages.problem import make_problem
+from tilegrad.schedule import Free, Move, Run, Schedule
+from tilegrad.schedule.whole import roots_of, whole_schedule
 from tilegrad.sim.machine import PRESETS
-from tilegrad.sim.memory import Alive, measure_memory
+from tilegrad.sim.memory import Alive
 from tilegrad.sim.offsets import Lifetime
+from tilegrad.sim.predict import measure_memory
 from training_graphs import chain_graph, largest_working_set, node_times, some, training_graphs
 
 UNIT = 1 << 16  # bytes: worth a copy
 QUICK = Effort(0.2, 0.0)
 
 
-def every_plan(graph: Graph, share: float) -> Iterator[StepList]:
+def every_plan(graph: Graph, share: float) -> Iterator[Schedule]:
     """Budgets lie between what a planner can reach (0) and what plain execution needs (1)."""
     seconds, machine, problem = node_times(graph), PRESETS["v100"], make_problem(graph, node_times(graph))
     high = measure_memory(plan_keep(graph)).peak_bytes
@@ -55,8 +57,8 @@ def test_every_planners_schedules_against_the_naive_simulator(graph: Graph, shar
     player = Player(graph)
     for schedule in every_plan(graph, share):
         memory, played = measure_memory(schedule), player.play(schedule)
-        assert memory.peak_bytes == played.peak_bytes, schedule.planner
-        assert memory.host_peak_bytes == played.host_peak_bytes, schedule.planner
+        assert memory.peak_bytes == played.peak_bytes, schedule.mode
+        assert memory.host_peak_bytes == played.host_peak_bytes, schedule.mode
 
 
 @some(60)
@@ -69,7 +71,7 @@ def test_lifetimes_and_what_is_alive_add_up(graph: Graph, share: float) -> None:
         for at, step in enumerate(schedule.steps):
             alive = sum(life.bytes for life in memory.lifetimes if life.start <= at < life.stop)
             assert memory.resident_bytes + alive == memory.device[at] - (
-                schedule.memory.bytes[step.value] if isinstance(step, Free) else 0
+                roots_of(schedule.graph).bytes[step.value] if isinstance(step, Free) else 0
             )
 
 
@@ -91,10 +93,10 @@ def test_a_chain_by_hand() -> None:
 def test_a_copy_on_the_host_is_given_up_when_it_is_fetched() -> None:
     graph = chain_graph([10, 100])
     steps = (
-        Run("f0"), Run("f1"), Offload("v0"), Free("v0"), Fetch("v0"), Run("b1"), Free("v1"), Offload("v0"), Free("v0"),
-        Fetch("v0"), Run("b0"), Free("v0"), Free("g0"),
+        Run("f0"), Run("f1"), Move("v0", "host"), Free("v0"), Move("v0", "device"), Run("b1"), Free("v1"),
+        Move("v0", "host"), Free("v0"), Move("v0", "device"), Run("b0"), Free("v0"), Free("g0"),
     )  # fmt: skip
-    memory = measure_memory(StepList(graph, "hand", steps))
+    memory = measure_memory(whole_schedule(graph, "hand", steps))
     assert memory.host == (0, 0, 10, 10, 10, 0, 0, 10, 10, 10, 0, 0, 0)
     assert memory.device == (11, 111, 111, 111, 111, 121, 121, 21, 21, 21, 21, 21, 11)
     assert memory.host_peak_bytes == 10
@@ -103,7 +105,7 @@ def test_a_copy_on_the_host_is_given_up_when_it_is_fetched() -> None:
 def test_what_is_handed_over_is_there_twice_while_it_is_made_again() -> None:
     graph = chain_graph([10, 100], handed=True)
     steps = (Run("f0"), Run("f1"), Run("f1"), Run("b1"), Run("b0"), Free("v0"), Free("g0"))
-    memory = measure_memory(StepList(graph, "hand", steps))
+    memory = measure_memory(whole_schedule(graph, "hand", steps))
     assert memory.device == (11, 111, 211, 121, 121, 121, 111)
 
 

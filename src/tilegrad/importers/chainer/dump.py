@@ -51,7 +51,7 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class ChainerFunction:
     label: str
     inputs: tuple[int, ...]
     roles: tuple[str, ...]
@@ -105,17 +105,17 @@ class Function:
 
 
 @dataclass(frozen=True)
-class Dump:
+class ChainerDump:
     file: str
     tensors: Mapping[int, Tensor]
-    forward: tuple[Function, ...]
-    backward: tuple[Function, ...]
+    forward: tuple[ChainerFunction, ...]
+    backward: tuple[ChainerFunction, ...]
 
     def tensor_error(self, id: int, what: str, hint: str | None = None) -> FormatError:
         return FormatError(f"tensor {id} {what}", where=f"{self.file}:{self.tensors[id].line}", hint=hint)
 
 
-def load_dump(path: Path) -> Dump:
+def load_dump(path: Path) -> ChainerDump:
     """Read the file once, from front to back."""
     with open_file(path) as file:
         try:
@@ -153,11 +153,11 @@ class _Reader:
         self.number = self.bytes = 0  # of the line read last, and of all lines so far
         self.tensors: dict[int, Tensor] = {}
 
-    def dump(self) -> Dump:
+    def dump(self) -> ChainerDump:
         announced = self.numbers(2, "the numbers of tensors and functions, such as '108 120'")
         for _ in counted(announced[0]):
             self.tensor(announced[0])
-        functions: dict[str, list[Function]] = {"forward": [], "backward": []}
+        functions: dict[str, list[ChainerFunction]] = {"forward": [], "backward": []}
         for _ in counted(announced[1]):
             phase, function = self.function(announced[1])
             functions[phase].append(function)
@@ -165,7 +165,7 @@ class _Reader:
             if line.strip():
                 what = f"the file goes on after {announced[1]} functions: '{quote(line)}'"
                 raise self.error(what, "line 1 says how many tensors and functions there are")
-        return Dump(self.name, self.tensors, tuple(functions["forward"]), tuple(functions["backward"]))
+        return ChainerDump(self.name, self.tensors, tuple(functions["forward"]), tuple(functions["backward"]))
 
     def tensor(self, announced: int) -> None:
         line = self.line(f"a tensor ({len(self.tensors)} of {announced} read)")
@@ -184,7 +184,7 @@ class _Reader:
             raise self.error(f"tensor {id} is here twice: first at line {self.tensors[id].line}")
         self.tensors[id] = Tensor(id, size, fields[2], self.number)
 
-    def function(self, announced: int) -> tuple[str, Function]:
+    def function(self, announced: int) -> tuple[str, ChainerFunction]:
         phase = self.line(f"'forward' or 'backward' ({announced} functions are announced)")
         if phase not in _ROLES:
             raise self.error(f"expected 'forward' or 'backward', found '{quote(phase)}'")
@@ -197,7 +197,7 @@ class _Reader:
             raise self.error(f"expected the name of a function, found '{quote(label)}'")
         attrs = self.attributes()
         ids, roles = tuple(id for id, _ in pairs), tuple(role for _, role in pairs)
-        function = Function(label, ids, roles, outputs, attrs, self.name, begin, self.number)
+        function = ChainerFunction(label, ids, roles, outputs, attrs, self.name, begin, self.number)
         if not outputs:
             raise function.error("a function without outputs")
         return phase, function

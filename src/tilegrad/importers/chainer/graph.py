@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from ...ir import Graph, Input, Kind, Node, Phase, Role, Source, TensorType, Value, check_graph
 from ..form import Form
-from .dump import Dump, Function, load_dump
+from .dump import ChainerDump, ChainerFunction, load_dump
 from .infer import ITEM_BYTES, Knowns, infer_shapes
 from .ops import find_known, opaque_form
 from .order import pair_functions, sort_functions
@@ -32,7 +32,7 @@ def load_chainer(path: Path) -> Graph:
     return graph
 
 
-def _bytes(dump: Dump, f: Function) -> list[int]:
+def _bytes(dump: ChainerDump, f: ChainerFunction) -> list[int]:
     return [dump.tensors[id].bytes for id in (*f.inputs, *f.outputs)]
 
 
@@ -55,7 +55,13 @@ class _Names:
 class _Importer:
     """Builds values and nodes, once each function is known, paired and in order."""
 
-    def __init__(self, dump: Dump, order: Sequence[Function], partners: Mapping[int, Function], known: Knowns):
+    def __init__(
+        self,
+        dump: ChainerDump,
+        order: Sequence[ChainerFunction],
+        partners: Mapping[int, ChainerFunction],
+        known: Knowns,
+    ):
         self.dump, self.order, self.partners, self.known = dump, order, partners, known
         self.shapes, self.understood = infer_shapes(dump, order, known)
         self.value_names, self.node_names = _Names(), _Names()
@@ -102,7 +108,7 @@ class _Importer:
         self.by_id[id] = Value(name, TensorType(shape, dtype), kind, name if kind is Kind.PARAMETER else None)
         self.values.append(self.by_id[id])
 
-    def _forward(self, f: Function) -> None:
+    def _forward(self, f: ChainerFunction) -> None:
         for id in f.outputs:
             self._declare(id, f"t{id}", Kind.ACTIVATION)
         ids = (*f.inputs, *f.outputs)
@@ -140,7 +146,7 @@ class _Importer:
                 self._gradient(id, f".{so_far[id]}" if so_far[id] < total[id] else "")
             self._emit(f, inputs, [self.gradients[id].name for id in given[f.line]])
 
-    def _emit(self, f: Function, inputs: Sequence[Input], outputs: Sequence[str]) -> None:
+    def _emit(self, f: ChainerFunction, inputs: Sequence[Input], outputs: Sequence[str]) -> None:
         forward = self.named[f.line]
         name, op = self.node_names(f"{forward}.backward"), f"{self.forms[f.line].op}_backward"
         attrs = MappingProxyType({"of": forward})
@@ -155,7 +161,7 @@ class _Importer:
         self.gradients[id] = Value(name, value.type, Kind.GRADIENT, target, before.name if before else None)
         self.values.append(self.gradients[id])
 
-    def _incoming(self, f: Function, results: Sequence[int]) -> list[Input]:
+    def _incoming(self, f: ChainerFunction, results: Sequence[int]) -> list[Input]:
         """Gradients of its outputs. Backward starts from the number one, which is no tensor."""
         backward = self.partners[f.line]
         listed = {id for id, role in zip(backward.inputs, backward.roles, strict=True) if role == "gradient"}
@@ -164,7 +170,7 @@ class _Importer:
             raise backward.error("no function gives a gradient for any of its outputs")
         return [Input(f"grad.{k}", self.gradients[id].name, Role.GRADIENT) for k, id in there]
 
-    def _retained(self, f: Function) -> list[Input]:
+    def _retained(self, f: ChainerFunction) -> list[Input]:
         found = []
         for k in f.retained("_input_indexes_to_retain", len(f.inputs)):
             value = self.by_id[f.inputs[k]]
@@ -175,5 +181,5 @@ class _Importer:
         return found
 
 
-def _source(f: Function) -> Source:
+def _source(f: ChainerFunction) -> Source:
     return Source(line=f"{f.file}:{f.line}")

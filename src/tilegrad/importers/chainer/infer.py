@@ -6,17 +6,19 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 
 from ...errors import FormatError
-from .dump import Dump, Function
+from .dump import ChainerDump, ChainerFunction
 from .ops import Known
 from .shapes import Contradiction, Product, Shape, Sizes
-from .trials import Problem, solve
+from .trials import TrialProblem, solve
 
 ITEM_BYTES = 4  # float32, and int32 for labels
 
 Knowns = Mapping[int, Known]  # by the line of a function
 
 
-def infer_shapes(dump: Dump, order: Sequence[Function], known: Knowns) -> tuple[dict[int, Shape], set[int]]:
+def infer_shapes(
+    dump: ChainerDump, order: Sequence[ChainerFunction], known: Knowns
+) -> tuple[dict[int, Shape], set[int]]:
     """Shapes by tensor, and the lines of the functions that they suit. What is not there cannot be told; what is there
     has exactly the tensor's bytes."""
     functions = [f for f in order if f.line in known]
@@ -35,11 +37,11 @@ def infer_shapes(dump: Dump, order: Sequence[Function], known: Knowns) -> tuple[
 class _Ranks:
     """Passes the number of dimensions from tensor to tensor, through the functions between them."""
 
-    def __init__(self, dump: Dump, functions: Sequence[Function], known: Knowns):
+    def __init__(self, dump: ChainerDump, functions: Sequence[ChainerFunction], known: Knowns):
         self.dump, self.functions, self.known = dump, functions, known
         self.ranks: dict[int, int] = {}
         self.because: dict[int, int] = {}  # tensor: line of the function that said so
-        self.users: defaultdict[int, list[Function]] = defaultdict(list)
+        self.users: defaultdict[int, list[ChainerFunction]] = defaultdict(list)
         for f in functions:
             for id in (*f.inputs, *f.outputs):
                 self.users[id].append(f)
@@ -54,7 +56,7 @@ class _Ranks:
                 raise f.error(f"it needs {least} dimensions, but tensor {f.inputs[0]} has {rank}")
         return self.ranks
 
-    def _apply(self, f: Function) -> list[int]:
+    def _apply(self, f: ChainerFunction) -> list[int]:
         """Tensors of which the rank has become known."""
         wanted = list(zip((*f.inputs, *f.outputs), self.known[f.line].ranks(f), strict=True))
         free = next((self.ranks[id] - r.n for id, r in wanted if r.free and id in self.ranks), None)
@@ -70,7 +72,7 @@ class _Ranks:
                 found.append(id)
         return found
 
-    def _error(self, f: Function, id: int, rank: int) -> FormatError:
+    def _error(self, f: ChainerFunction, id: int, rank: int) -> FormatError:
         other = self.because.get(id, f.line)
         what = (
             f"has {self.ranks[id]} dimensions by the function at line {other}, but {rank} by {f.label} at line {f.line}"
@@ -78,14 +80,16 @@ class _Ranks:
         return self.dump.tensor_error(id, what)
 
 
-def _suits(f: Function, known: Known, ranks: Mapping[int, int]) -> bool:
+def _suits(f: ChainerFunction, known: Known, ranks: Mapping[int, int]) -> bool:
     """A tensor of unknown rank counts as flat: does the function work on it?"""
     wanted = list(zip((*f.inputs, *f.outputs), known.ranks(f), strict=True))
     free = ranks.get(f.inputs[0], 1)
     return free >= known.least(f) and all(ranks.get(id, 1) == r.n + (free if r.free else 0) for id, r in wanted)
 
 
-def _build(dump: Dump, functions: Sequence[Function], known: Knowns, ranks: Mapping[int, int]) -> Problem:
+def _build(
+    dump: ChainerDump, functions: Sequence[ChainerFunction], known: Knowns, ranks: Mapping[int, int]
+) -> TrialProblem:
     sizes = Sizes()
     products: dict[int, Product] = {}
     for id in dict.fromkeys(id for f in functions for id in (*f.inputs, *f.outputs)):
@@ -99,4 +103,4 @@ def _build(dump: Dump, functions: Sequence[Function], known: Knowns, ranks: Mapp
         data |= {id: products[id] for id in (f.inputs[0], *f.outputs) if len(products[id].dims) >= 2}
         kernels |= {f.inputs[1]: products[f.inputs[1]]} if known[f.line].weighted else {}
     tensors = {id: product.dims for id, product in products.items()}
-    return Problem(sizes, tensors, tuple(data.values()), tuple(kernels.values()))
+    return TrialProblem(sizes, tensors, tuple(data.values()), tuple(kernels.values()))

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 from ...ops import registered
 from ...region import Slide
 from ..form import Form
-from .dump import Function
-from .shapes import Cut, Shape, Sizes, Sliding, Sum
+from .dump import ChainerFunction
+from .shapes import Cut, Shape, Sizes, Sliding, SumOfSizes
 from .slices import Cuts, parse_slices, spread_slices
 
 BOOKKEEPING = {"_input_indexes_to_retain", "_output_indexes_to_retain", "_output_count", "rank", "lazy_grad_sum"}
@@ -42,53 +42,53 @@ class Known:
     weighted: ClassVar[bool] = False  # is its second input a kernel?
     integer: ClassVar[tuple[int, ...]] = ()  # positions of class indices among its inputs
 
-    def applies(self, f: Function, sizes: Sequence[int]) -> bool:
+    def applies(self, f: ChainerFunction, sizes: Sequence[int]) -> bool:
         """Is it used in a way that can be understood? `sizes`: bytes of its inputs, then its output."""
         return True
 
-    def ranks(self, f: Function) -> list[Rank]:
+    def ranks(self, f: ChainerFunction) -> list[Rank]:
         """Of its inputs, then its output."""
         return [ALIKE] * (len(f.inputs) + 1)
 
-    def least(self, f: Function) -> int:
+    def least(self, f: ChainerFunction) -> int:
         """How many dimensions its first input must have."""
         return 0
 
-    def relate(self, f: Function, dims: Sequence[Sequence[int]], sizes: Sizes) -> None:
+    def relate(self, f: ChainerFunction, dims: Sequence[Sequence[int]], sizes: Sizes) -> None:
         """Post what must hold between the dimensions of its inputs and its output."""
 
-    def form(self, f: Function, shapes: Shapes) -> Form | None:
+    def form(self, f: ChainerFunction, shapes: Shapes) -> Form | None:
         """The operator; None if ATen has none that does the same."""
         raise NotImplementedError
 
 
-class Pointwise(Known):
+class PointwiseFunction(Known):
     flat = True
 
     def __init__(self, op: str, **attrs: str):
         self.op, self.attrs = op, attrs  # ATen's attribute: Chainer's
 
-    def relate(self, f: Function, dims: Sequence[Sequence[int]], sizes: Sizes) -> None:
+    def relate(self, f: ChainerFunction, dims: Sequence[Sequence[int]], sizes: Sizes) -> None:
         for each in dims[:-1]:
             _join(sizes, each, dims[-1], f.outputs[0])
 
-    def form(self, f: Function, shapes: Shapes) -> Form:
+    def form(self, f: ChainerFunction, shapes: Shapes) -> Form:
         attrs = {ours: f.number(theirs) for ours, theirs in self.attrs.items()}
         return Form(self.op, f"aten.{self.op}.default", ("self",), attrs)
 
 
-class Add(Pointwise):
+class Add(PointwiseFunction):
     inputs = (2,)
 
-    def applies(self, f: Function, sizes: Sequence[int]) -> bool:
+    def applies(self, f: ChainerFunction, sizes: Sequence[int]) -> bool:
         return len(set(sizes)) == 1  # not where it broadcasts
 
-    def form(self, f: Function, shapes: Shapes) -> Form:
+    def form(self, f: ChainerFunction, shapes: Shapes) -> Form:
         return Form("add", "aten.add.Tensor", ("self", "other"))
 
 
-class Dropout(Pointwise):
-    def form(self, f: Function, shapes: Shapes) -> Form:
+class DropoutFunction(PointwiseFunction):
+    def form(self, f: ChainerFunction, shapes: Shapes) -> Form:
         p = f.number("dropout_ratio")
         if not 0 <= p < 1:
             raise f.attr_error("dropout_ratio", "at least 0 and below 1")
@@ -104,18 +104,20 @@ class Side:
     dilation: int
 
 
-def _sides(f: Function) -> tuple[Side, Side]:
+def _sides(f: ChainerFunction) -> tuple[Side, Side]:
     h = Side(f.integer("sy", 1), f.integer("ph", 0), f.integer("dy", 1, 1))
     return h, Side(f.integer("sx", 1), f.integer("pw", 0), f.integer("dx", 1, 1))
 
 
-def _slide(sizes: Sizes, f: Function, larges: Sequence[int], smalls: Sequence[int], kernels: Sequence[int]) -> None:
+def _slide(
+    sizes: Sizes, f: ChainerFunction, larges: Sequence[int], smalls: Sequence[int], kernels: Sequence[int]
+) -> None:
     cover = f.flag("cover_all", False)
     for side, large, small, kernel in zip(_sides(f), larges[2:], smalls[2:], kernels, strict=True):
         sizes.post(Sliding(large, small, kernel, side.stride, side.pad, side.dilation, cover, f.outputs[0]))
 
 
-def _window_attrs(f: Function) -> dict[str, Any]:
+def _window_attrs(f: ChainerFunction) -> dict[str, Any]:
     sides = _sides(f)
     return {
         "stride": [s.stride for s in sides],
@@ -129,14 +131,14 @@ class Convolution(Known):
     weighted = True
     transposed: ClassVar[bool] = False
 
-    def ranks(self, f: Function) -> list[Rank]:
+    def ranks(self, f: ChainerFunction) -> list[Rank]:
         return [IMAGE, IMAGE, *[VECTOR] * (len(f.inputs) - 2), IMAGE]
 
-    def relate(self, f: Function, dims: Sequence[Sequence[int]], sizes: Sizes) -> None:
+    def relate(self, f: ChainerFunction, dims: Sequence[Sequence[int]], sizes: Sizes) -> None:
         self._channels(f, dims, sizes)
         _slide(sizes, f, dims[0], dims[-1], dims[1][2:])
 
-    def _channels(self, f: Function, dims: Sequence[Sequence[int]], sizes: Sizes) -> None:
+    def _channels(self, f: ChainerFunction, dims: Sequence[Sequence[int]], sizes: Sizes) -> None:
         """The kernel maps channels of `x` to channels of `y`, in groups."""
         (x, w, *bias, y), out = dims, f.outputs[0]
         sizes.join(x[0], y[0], out)
@@ -148,9 +150,9 @@ class Convolution(Known):
         if (groups := f.integer("groups", 1, 1)) == 1:
             sizes.join(w[1], second[1], out)
         else:
-            sizes.post(Sum(second[1], (w[1],), out, groups))
+            sizes.post(SumOfSizes(second[1], (w[1],), out, groups))
 
-    def form(self, f: Function, shapes: Shapes) -> Form | None:
+    def form(self, f: ChainerFunction, shapes: Shapes) -> Form | None:
         x, w, y = shapes[0], shapes[1], shapes[-1]
         for side, n, k, out in zip(_sides(f), x[2:], w[2:], y[2:], strict=True):
             if Slide(k, side.stride, side.pad, side.pad, side.dilation).count(n) != out:
@@ -162,13 +164,13 @@ class Convolution(Known):
 class Deconvolution(Convolution):
     transposed = True
 
-    def relate(self, f: Function, dims: Sequence[Sequence[int]], sizes: Sizes) -> None:
+    def relate(self, f: ChainerFunction, dims: Sequence[Sequence[int]], sizes: Sizes) -> None:
         for dim, key in zip(dims[-1][2:], ("outh", "outw"), strict=True):
             sizes.put(dim, f.integer(key, 1), f.outputs[0])
         self._channels(f, dims, sizes)
         _slide(sizes, f, dims[-1], dims[0], dims[1][2:])
 
-    def form(self, f: Function, shapes: Shapes) -> Form | None:
+    def form(self, f: ChainerFunction, shapes: Shapes) -> Form | None:
         x, w, y = shapes[0], shapes[1], shapes[-1]
         extra = []
         for side, n, k, out in zip(_sides(f), x[2:], w[2:], y[2:], strict=True):
@@ -179,7 +181,7 @@ class Deconvolution(Convolution):
         return Form("conv_transpose2d", "aten.conv_transpose2d.input", _weighted(f, attrs), attrs)
 
 
-def _weighted(f: Function, attrs: dict[str, Any]) -> tuple[str, ...]:
+def _weighted(f: ChainerFunction, attrs: dict[str, Any]) -> tuple[str, ...]:
     """Arguments of operators with a weight; a bias that is not there is an attribute, as in capture."""
     if len(f.inputs) < 3:
         attrs["bias"] = None
@@ -190,15 +192,15 @@ class Pool(Known):
     def __init__(self, op: str):
         self.op = op
 
-    def ranks(self, f: Function) -> list[Rank]:
+    def ranks(self, f: ChainerFunction) -> list[Rank]:
         return [IMAGE, IMAGE]
 
-    def relate(self, f: Function, dims: Sequence[Sequence[int]], sizes: Sizes) -> None:
+    def relate(self, f: ChainerFunction, dims: Sequence[Sequence[int]], sizes: Sizes) -> None:
         x, y = dims
         _join(sizes, x[:2], y[:2], f.outputs[0])
         _slide(sizes, f, x, y, [sizes.new(f.integer(key, 1)) for key in ("kh", "kw")])
 
-    def form(self, f: Function, shapes: Shapes) -> Form | None:
+    def form(self, f: ChainerFunction, shapes: Shapes) -> Form | None:
         kernel, ceil = [f.integer("kh", 1), f.integer("kw", 1)], f.flag("cover_all", False)
         for side, n, k, out in zip(_sides(f), shapes[0][2:], kernel, shapes[1][2:], strict=True):
             # ATen drops a last window that would lie in the padding only.
@@ -210,17 +212,17 @@ class Pool(Known):
         return Form(self.op, f"aten.{self.op}.default", ("self",), attrs)
 
 
-class Crop(Known):
-    def applies(self, f: Function, sizes: Sequence[int]) -> bool:
+class CropFunction(Known):
+    def applies(self, f: ChainerFunction, sizes: Sequence[int]) -> bool:
         return parse_slices(f.text("slices")) is not None
 
-    def _cuts(self, f: Function) -> Cuts:
+    def _cuts(self, f: ChainerFunction) -> Cuts:
         return parse_slices(f.text("slices")) or ()
 
-    def least(self, f: Function) -> int:
+    def least(self, f: ChainerFunction) -> int:
         return sum(cut is not None for cut in self._cuts(f))
 
-    def relate(self, f: Function, dims: Sequence[Sequence[int]], sizes: Sizes) -> None:
+    def relate(self, f: ChainerFunction, dims: Sequence[Sequence[int]], sizes: Sizes) -> None:
         x, y = dims
         for whole, piece, cut in zip(x, y, spread_slices(self._cuts(f), len(x)), strict=True):
             if cut == (None, None):
@@ -228,31 +230,31 @@ class Crop(Known):
             else:
                 sizes.post(Cut(whole, piece, *cut, f.outputs[0]))
 
-    def form(self, f: Function, shapes: Shapes) -> Form:
+    def form(self, f: ChainerFunction, shapes: Shapes) -> Form:
         cuts = spread_slices(self._cuts(f), len(shapes[0]))
         ends = [slice(*cut).indices(n) for cut, n in zip(cuts, shapes[0], strict=True)]
         return Form("crop", "", ("self",), {"start": [a for a, _, _ in ends], "stop": [b for _, b, _ in ends]})
 
 
-class Concat(Known):
+class ConcatFunction(Known):
     inputs = ()
 
-    def _axis(self, f: Function) -> int:
+    def _axis(self, f: ChainerFunction) -> int:
         return f.integer("axis", -32)
 
-    def least(self, f: Function) -> int:
+    def least(self, f: ChainerFunction) -> int:
         return max(self._axis(f) + 1, -self._axis(f))
 
-    def relate(self, f: Function, dims: Sequence[Sequence[int]], sizes: Sizes) -> None:
+    def relate(self, f: ChainerFunction, dims: Sequence[Sequence[int]], sizes: Sizes) -> None:
         *parts, y = dims
         axis = self._axis(f)
         for part in parts:
             for k, (a, b) in enumerate(zip(part, y, strict=True)):
                 if k != axis % len(y):
                     sizes.join(a, b, f.outputs[0])
-        sizes.post(Sum(y[axis], tuple(part[axis] for part in parts), f.outputs[0]))
+        sizes.post(SumOfSizes(y[axis], tuple(part[axis] for part in parts), f.outputs[0]))
 
-    def form(self, f: Function, shapes: Shapes) -> Form:
+    def form(self, f: ChainerFunction, shapes: Shapes) -> Form:
         args = tuple(f"tensors.{k}" for k in range(len(f.inputs)))
         return Form("cat", "aten.cat.default", args, {"dim": self._axis(f) % len(shapes[-1])})
 
@@ -261,18 +263,18 @@ class SoftmaxCrossEntropy(Known):
     inputs = (2,)
     integer = (1,)
 
-    def least(self, f: Function) -> int:
+    def least(self, f: ChainerFunction) -> int:
         return 2
 
-    def ranks(self, f: Function) -> list[Rank]:
+    def ranks(self, f: ChainerFunction) -> list[Rank]:
         return [ALIKE, LESS, SCALAR if f.text("reduce") == "mean" else LESS]
 
-    def relate(self, f: Function, dims: Sequence[Sequence[int]], sizes: Sizes) -> None:
+    def relate(self, f: ChainerFunction, dims: Sequence[Sequence[int]], sizes: Sizes) -> None:
         x, labels, y = dims
         for each in (labels, y) if y else (labels,):
             _join(sizes, [x[0], *x[2:]], each, f.outputs[0])
 
-    def form(self, f: Function, shapes: Shapes) -> Form | None:
+    def form(self, f: ChainerFunction, shapes: Shapes) -> Form | None:
         if not f.flag("normalize", True) or f.attrs.get("class_weight") is not None or f.text("reduce") != "mean":
             return None
         ignored = f.integer("ignore_label", -(1 << 31), -1)
@@ -280,18 +282,18 @@ class SoftmaxCrossEntropy(Known):
         return Form("cross_entropy_loss", "aten.cross_entropy_loss.default", ("self", "target"), attrs)
 
 
-class Linear(Known):
+class LinearFunction(Known):
     inputs = (2, 3)
 
-    def ranks(self, f: Function) -> list[Rank]:
+    def ranks(self, f: ChainerFunction) -> list[Rank]:
         return [MATRIX, MATRIX, *[VECTOR] * (len(f.inputs) - 2), MATRIX]
 
-    def relate(self, f: Function, dims: Sequence[Sequence[int]], sizes: Sizes) -> None:
+    def relate(self, f: ChainerFunction, dims: Sequence[Sequence[int]], sizes: Sizes) -> None:
         x, w, *bias, y = dims
         for a, b in ((x[0], y[0]), (w[0], y[1]), (w[1], x[1]), *((each[0], y[1]) for each in bias)):
             sizes.join(a, b, f.outputs[0])
 
-    def form(self, f: Function, shapes: Shapes) -> Form:
+    def form(self, f: ChainerFunction, shapes: Shapes) -> Form:
         attrs: dict[str, Any] = {}
         return Form("linear", "aten.linear.default", _weighted(f, attrs), attrs)
 
@@ -299,23 +301,23 @@ class Linear(Known):
 class BatchNormalization(Known):
     inputs = (3,)
 
-    def least(self, f: Function) -> int:
+    def least(self, f: ChainerFunction) -> int:
         return 2
 
-    def ranks(self, f: Function) -> list[Rank]:
+    def ranks(self, f: ChainerFunction) -> list[Rank]:
         return [ALIKE, VECTOR, VECTOR, ALIKE]
 
-    def relate(self, f: Function, dims: Sequence[Sequence[int]], sizes: Sizes) -> None:
+    def relate(self, f: ChainerFunction, dims: Sequence[Sequence[int]], sizes: Sizes) -> None:
         x, gamma, beta, y = dims
         _join(sizes, x, y, f.outputs[0])
         if self._by_channel(f):
             _join(sizes, (x[1], x[1]), (gamma[0], beta[0]), f.outputs[0])
 
     @staticmethod
-    def _by_channel(f: Function) -> bool:
+    def _by_channel(f: ChainerFunction) -> bool:
         return f.attrs.get("axis") is None and f.attrs.get("key_axis") in (None, [1])
 
-    def form(self, f: Function, shapes: Shapes) -> Form | None:
+    def form(self, f: ChainerFunction, shapes: Shapes) -> Form | None:
         if not self._by_channel(f):
             return None
         # The running statistics are no tensors of the dump; training does not read them.
@@ -327,25 +329,25 @@ class BatchNormalization(Known):
 KNOWN: Mapping[str, Known] = {
     "Convolution2DFunction": Convolution(),
     "Deconvolution2DFunction": Deconvolution(),
-    "LinearFunction": Linear(),
-    "ReLU": Pointwise("relu"),
-    "Sigmoid": Pointwise("sigmoid"),
-    "Tanh": Pointwise("tanh"),
-    "LeakyReLU": Pointwise("leaky_relu", negative_slope="slope"),
-    "ELU": Pointwise("elu", alpha="alpha"),
+    "LinearFunction": LinearFunction(),
+    "ReLU": PointwiseFunction("relu"),
+    "Sigmoid": PointwiseFunction("sigmoid"),
+    "Tanh": PointwiseFunction("tanh"),
+    "LeakyReLU": PointwiseFunction("leaky_relu", negative_slope="slope"),
+    "ELU": PointwiseFunction("elu", alpha="alpha"),
     "Add": Add("add"),
     "_ + _": Add("add"),
-    "Dropout": Dropout("dropout"),
+    "Dropout": DropoutFunction("dropout"),
     "MaxPooling2D": Pool("max_pool2d"),
     "AveragePooling2D": Pool("avg_pool2d"),
-    "GetItem": Crop(),
-    "Concat": Concat(),
+    "GetItem": CropFunction(),
+    "Concat": ConcatFunction(),
     "SoftmaxCrossEntropy": SoftmaxCrossEntropy(),
     "BatchNormalization": BatchNormalization(),
 }
 
 
-def find_known(f: Function, sizes: Sequence[int]) -> Known | None:
+def find_known(f: ChainerFunction, sizes: Sequence[int]) -> Known | None:
     """What Chainer's function is in ATen; None if there is nothing like it. `sizes`: bytes of all its tensors."""
     known = KNOWN.get(f.label)
     if known is None:
@@ -356,7 +358,7 @@ def find_known(f: Function, sizes: Sequence[int]) -> Known | None:
     return known if known.applies(f, sizes) else None
 
 
-def opaque_form(f: Function) -> Form:
+def opaque_form(f: ChainerFunction) -> Form:
     """An operator without a rule. Its name must not be one that has a rule for something else."""
     words = (
         re.sub(r"(?<=[a-z])(?=[A-Z][a-z])|(?<=[A-Z])(?=[A-Z][a-z])|[^A-Za-z0-9]+", "_", f.label).strip("_").lower()

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 
 from ...errors import FormatError
-from .dump import Dump, Function
+from .dump import ChainerDump, ChainerFunction
 
 
-def writers_of(dump: Dump) -> dict[int, Function]:
+def writers_of(dump: ChainerDump) -> dict[int, ChainerFunction]:
     """The forward function that makes each tensor."""
-    writers: dict[int, Function] = {}
+    writers: dict[int, ChainerFunction] = {}
     for f in dump.forward:
         for id in f.outputs:
             if id in writers:
@@ -27,7 +27,7 @@ def writers_of(dump: Dump) -> dict[int, Function]:
     return writers
 
 
-def sort_functions(dump: Dump) -> list[Function]:
+def sort_functions(dump: ChainerDump) -> list[ChainerFunction]:
     """Forward functions in the order in which they run."""
     for f in dump.forward:
         if f.integer("_output_count", 0, len(f.outputs)) != len(f.outputs):
@@ -44,7 +44,9 @@ def sort_functions(dump: Dump) -> list[Function]:
     return order
 
 
-def _out_of_order(dump: Dump, f: Function, id: int, writers: Mapping[int, Function]) -> FormatError:
+def _out_of_order(
+    dump: ChainerDump, f: ChainerFunction, id: int, writers: Mapping[int, ChainerFunction]
+) -> FormatError:
     graph = {g.line: {writers[i].line for i in g.inputs if i in writers} for g in dump.forward}
     try:
         TopologicalSorter(graph).prepare()
@@ -57,9 +59,9 @@ def _out_of_order(dump: Dump, f: Function, id: int, writers: Mapping[int, Functi
     )
 
 
-def pair_functions(dump: Dump, order: Sequence[Function]) -> dict[int, Function]:
+def pair_functions(dump: ChainerDump, order: Sequence[ChainerFunction]) -> dict[int, ChainerFunction]:
     """The backward function of each forward function, by the line of the latter."""
-    writers, found = writers_of(dump), dict[int, Function]()
+    writers, found = writers_of(dump), dict[int, ChainerFunction]()
     for f in dump.backward:
         partner = _partner(f, writers)
         if partner.line in found:
@@ -72,7 +74,7 @@ def pair_functions(dump: Dump, order: Sequence[Function]) -> dict[int, Function]
     return found
 
 
-def _partner(f: Function, writers: Mapping[int, Function]) -> Function:
+def _partner(f: ChainerFunction, writers: Mapping[int, ChainerFunction]) -> ChainerFunction:
     gradients = [id for id, role in zip(f.inputs, f.roles, strict=True) if role == "gradient"]
     if not gradients or gradients[0] not in writers:
         what = f"no forward function writes tensor {gradients[0]}" if gradients else "it reads no gradient"

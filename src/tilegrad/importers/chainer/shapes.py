@@ -158,7 +158,7 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True)
-class Sum:
+class SumOfSizes:
     """`total` is the sum of `parts`, each taken `times` times."""
 
     total: int

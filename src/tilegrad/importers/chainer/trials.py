@@ -21,7 +21,7 @@ Trial = tuple[int, Sequence[Mapping[int, int]]]  # a tensor, and the sizes that 
 
 
 @dataclass(frozen=True)
-class Problem:
+class TrialProblem:
     """The sizes, the dimensions of every tensor, and the tensors of which sizes may be tried."""
 
     sizes: Sizes
@@ -39,7 +39,7 @@ class Problem:
         return found
 
 
-def solve(problem: Problem) -> dict[int, Shape]:
+def solve(problem: TrialProblem) -> dict[int, Shape]:
     """The shapes that follow from the rules, or are the only ones that fit. `Contradiction` if there can be none."""
     problem.sizes.settle()
     problem.sizes.steps = 0
@@ -52,7 +52,7 @@ def solve(problem: Problem) -> dict[int, Shape]:
 class _Trials:
     """First what must be one of a few sizes, then what is only likely."""
 
-    def __init__(self, problem: Problem):
+    def __init__(self, problem: TrialProblem):
         self.sizes, self.data, self.kernels = problem.sizes, problem.data, problem.kernels
         self.guessed = False  # from the first guess on, it may be the guess that nothing fits to
 

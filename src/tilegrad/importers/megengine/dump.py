@@ -61,7 +61,7 @@ class VarRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Footprint:
+class OperatorFootprint:
     flops: int | None
     bytes: int
     in_shapes: tuple[Shape, ...]
@@ -78,7 +78,7 @@ class Chunk:
 
 
 @dataclass
-class Dump:
+class MegEngineDump:
     name: str
     sequence: list[str] = field(default_factory=list)
     operators: dict[str, OpRecord] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class Dump:
     chunks: dict[str, Chunk] = field(default_factory=dict)
     host: dict[str, dict[str, Span]] = field(default_factory=dict)
     device: dict[str, dict[str, Span]] = field(default_factory=dict)
-    footprints: dict[str, Footprint] = field(default_factory=dict)
+    footprints: dict[str, OperatorFootprint] = field(default_factory=dict)
     internal: int = 0  # entries of opr_internal_pf
     unknown: list[str] = field(default_factory=list)  # keys that this reader does not know
 
@@ -104,10 +104,10 @@ def sniff_megengine(head: bytes) -> bool:
     return text.startswith(b"{") and text[1:].lstrip().startswith(keys)
 
 
-def read_dump(path: str | Path, progress: Progress | None = None) -> Dump:
+def read_dump(path: str | Path, progress: Progress | None = None) -> MegEngineDump:
     """All records of a file. What they say of each other is checked by `check_references`."""
     walk = open_json(path, progress)
-    dump, seen = Dump(walk.name), set[str]()
+    dump, seen = MegEngineDump(walk.name), set[str]()
     for section in walk.members():
         if section not in ("profiler", "graph_exec"):
             dump.unknown.append(section)
@@ -128,7 +128,7 @@ def read_dump(path: str | Path, progress: Progress | None = None) -> Dump:
     return dump
 
 
-def check_references(dump: Dump, walk: JsonWalk) -> None:
+def check_references(dump: MegEngineDump, walk: JsonWalk) -> None:
     """Every id that is used is there, and no operator runs twice or writes what another writes."""
     writer: dict[str, str] = {}
     for op in dump.operators.values():
@@ -153,7 +153,7 @@ def check_references(dump: Dump, walk: JsonWalk) -> None:
             walk.fail(f"chunk '{chunk.id[:60]}' is owned by variable '{chunk.owner[:60]}', which is not there")
 
 
-def _check_sharing(dump: Dump, walk: JsonWalk) -> None:
+def _check_sharing(dump: MegEngineDump, walk: JsonWalk) -> None:
     """No circle of variables that share each other's memory."""
     sound: set[str] = set()
     for var in dump.vars.values():
@@ -169,12 +169,12 @@ def _check_sharing(dump: Dump, walk: JsonWalk) -> None:
 # Sections -------------------------------------------------------------------------------------------------------------
 
 
-def _read_sequence(walk: JsonWalk, dump: Dump) -> None:
+def _read_sequence(walk: JsonWalk, dump: MegEngineDump) -> None:
     for _ in walk.items():
         dump.sequence.append(intern(_text(walk, walk.value(), "an id")))
 
 
-def _read_operators(walk: JsonWalk, dump: Dump) -> None:
+def _read_operators(walk: JsonWalk, dump: MegEngineDump) -> None:
     for key in walk.members():
         raw = _table(walk, walk.value())
         if raw.get("id", key) != key:
@@ -188,7 +188,7 @@ def _read_operators(walk: JsonWalk, dump: Dump) -> None:
         )
 
 
-def _read_vars(walk: JsonWalk, dump: Dump) -> None:
+def _read_vars(walk: JsonWalk, dump: MegEngineDump) -> None:
     flag_sets: dict[frozenset[str], frozenset[str]] = {}
     for key in walk.members():
         raw = _table(walk, walk.value())
@@ -223,17 +223,17 @@ def _read_vars(walk: JsonWalk, dump: Dump) -> None:
         )
 
 
-def _read_chunks(walk: JsonWalk, dump: Dump) -> None:
+def _read_chunks(walk: JsonWalk, dump: MegEngineDump) -> None:
     for key in walk.members():
         raw = _table(walk, walk.value())
         size, owner = _whole(walk, raw.get("size"), "size"), _text(walk, raw.get("owner_var"), "an owner")
         dump.chunks[key] = Chunk(key, owner, size, _optional(walk, raw.get("dev_ptr"), "dev_ptr"))
 
 
-def _read_footprints(walk: JsonWalk, dump: Dump) -> None:
+def _read_footprints(walk: JsonWalk, dump: MegEngineDump) -> None:
     for key in walk.members():
         raw = _table(walk, walk.value())
-        dump.footprints[intern(key)] = Footprint(
+        dump.footprints[intern(key)] = OperatorFootprint(
             _optional(walk, raw.get("computation"), "computation"),
             _whole(walk, raw.get("memory", 0), "memory"),
             tuple(_shape(walk, s) for s in _list(walk, raw.get("in_shapes", []), "in_shapes")),
@@ -242,11 +242,11 @@ def _read_footprints(walk: JsonWalk, dump: Dump) -> None:
         )
 
 
-def _read_host(walk: JsonWalk, dump: Dump) -> None:
+def _read_host(walk: JsonWalk, dump: MegEngineDump) -> None:
     _read_times(walk, dump.host)
 
 
-def _read_device(walk: JsonWalk, dump: Dump) -> None:
+def _read_device(walk: JsonWalk, dump: MegEngineDump) -> None:
     _read_times(walk, dump.device)
 
 
@@ -256,7 +256,7 @@ def _read_times(walk: JsonWalk, found: dict[str, dict[str, Span]]) -> None:
         found[intern(key)] = {intern(lane): _span(walk, _table(walk, times)) for lane, times in raw.items()}
 
 
-def _read_internal(walk: JsonWalk, dump: Dump) -> None:
+def _read_internal(walk: JsonWalk, dump: MegEngineDump) -> None:
     dump.internal = len(_table(walk, walk.value()))
 
 

@@ -10,12 +10,12 @@ from itertools import pairwise
 from typing import Any
 
 from ...region import overlapping_pairs
-from .dump import Dump, VarRecord
+from .dump import MegEngineDump, VarRecord
 
 _CITED = re.compile(r"\[(\d+)\]")
 
 
-def find_facts(dump: Dump) -> dict[str, Any]:
+def find_facts(dump: MegEngineDump) -> dict[str, Any]:
     """Plain data for the JSON of `tilegrad analyze`."""
     return {
         "counts": _counts(dump),
@@ -34,7 +34,7 @@ def _tally(items: Iterable[str]) -> dict[str, int]:
     return dict(Counter(items).most_common())
 
 
-def _counts(dump: Dump) -> dict[str, int]:
+def _counts(dump: MegEngineDump) -> dict[str, int]:
     ids = [int(id) for id in (*dump.operators, *dump.vars) if id.isdecimal() and len(id) < 19]
     largest = max(ids, default=-1)
     return {
@@ -53,7 +53,7 @@ def _counts(dump: Dump) -> dict[str, int]:
     }
 
 
-def _agreement(dump: Dump) -> dict[str, bool]:
+def _agreement(dump: MegEngineDump) -> dict[str, bool]:
     """Do the parts of the file tell the same story?"""
     ran = set(dump.sequence)
     unmade = {name for id in dump.sequence for name in dump.operators[id].outputs}
@@ -77,7 +77,7 @@ def _in_order(sequence: Sequence[str], times: dict[str, Any]) -> bool:
     return all(a <= b for a, b in pairwise(starts))
 
 
-def _edges(dump: Dump) -> dict[str, int]:
+def _edges(dump: MegEngineDump) -> dict[str, int]:
     read = {name for op in dump.operators.values() for name in op.inputs}
     return {
         "inputs": sum(len(op.inputs) for op in dump.operators.values()),
@@ -86,7 +86,7 @@ def _edges(dump: Dump) -> dict[str, int]:
     }
 
 
-def _classes(dump: Dump) -> dict[str, Any]:
+def _classes(dump: MegEngineDump) -> dict[str, Any]:
     every = list(dump.vars.values())
     workspaces = [v for v in every if v.workspace]
     return {
@@ -101,7 +101,7 @@ def _classes(dump: Dump) -> dict[str, Any]:
     }
 
 
-def _shapes(dump: Dump) -> dict[str, Any]:
+def _shapes(dump: MegEngineDump) -> dict[str, Any]:
     every = list(dump.vars.values())
     return {
         "inferred": sum(v.shape is not None for v in every),
@@ -121,7 +121,7 @@ def _element_bytes(var: VarRecord) -> float | None:
     return whole if not rest else var.bytes / count
 
 
-def _chunks(dump: Dump) -> dict[str, Any]:
+def _chunks(dump: MegEngineDump) -> dict[str, Any]:
     every = list(dump.chunks.values())
     placed = sorted((c.address, c.address + c.bytes) for c in every if c.address is not None)
     makers = {name: op.type for op in dump.operators.values() for name in op.outputs}
@@ -143,7 +143,7 @@ def _chunks(dump: Dump) -> dict[str, Any]:
     }
 
 
-def _cited(dump: Dump) -> list[str]:
+def _cited(dump: MegEngineDump) -> list[str]:
     """Ids in the names of operators that no operator has: names are labels, and may come from another graph."""
     found = {id for op in dump.operators.values() for id in _CITED.findall(op.name) if id not in dump.operators}
     return sorted(found, key=lambda id: (len(id), id))

@@ -16,7 +16,7 @@ from ...errors import FormatError
 from ...ir import Graph, Input, Kind, Node, Role, Source, TensorType, Value, check_graph
 from ...profile.model import Shape
 from ..form import Form
-from .dump import Dump, Footprint, OpRecord, VarRecord
+from .dump import MegEngineDump, OperatorFootprint, OpRecord, VarRecord
 
 _DTYPES = {"Float32": "float32", "Float16": "float16", "BFloat16": "bfloat16", "Int32": "int32", "Int16": "int16"}
 _DTYPES |= {"Int8": "int8", "Uint8": "uint8", "Byte": "uint8", "Bool": "bool"}
@@ -24,7 +24,7 @@ _BY_BYTES = {4: "float32", 2: "float16", 8: "float64", 1: "uint8"}  # where no d
 _BOUNDARY = ("ImmutableTensor", "InputCallback", "OutputCallback", "Host2DeviceCopy", "SharedDeviceTensor")
 
 
-def make_graph(dump: Dump) -> tuple[Graph | None, str]:
+def make_graph(dump: MegEngineDump) -> tuple[Graph | None, str]:
     """The forward graph, or None and why there is none."""
     graph = _Make(dump).graph()
     try:
@@ -35,7 +35,7 @@ def make_graph(dump: Dump) -> tuple[Graph | None, str]:
 
 
 class _Make:
-    def __init__(self, dump: Dump):
+    def __init__(self, dump: MegEngineDump):
         self.dump = dump
         self.ran = set(dump.sequence)
         self.maker = {name: op for op in dump.operators.values() for name in op.outputs}
@@ -120,7 +120,7 @@ def _pairs(param: Mapping[str, Any], *names: str) -> list[list[int]] | None:
     return found if sound else None  # type: ignore[return-value]
 
 
-def _convolution(footprint: Footprint, types: list[TensorType], out: TensorType) -> Form | None:
+def _convolution(footprint: OperatorFootprint, types: list[TensorType], out: TensorType) -> Form | None:
     param = footprint.param
     sides = _pairs(param, "stride", "pad", "dilate")
     usual = (param.get("mode"), param.get("format"), param.get("sparse")) == ("CROSS_CORRELATION", "NCHW", "DENSE")
@@ -132,7 +132,7 @@ def _convolution(footprint: Footprint, types: list[TensorType], out: TensorType)
     return Form("conv2d", "aten.conv2d.default", ("input", "weight", "bias")[: len(types)], attrs)
 
 
-def _pooling(footprint: Footprint, types: list[TensorType], out: TensorType) -> Form | None:
+def _pooling(footprint: OperatorFootprint, types: list[TensorType], out: TensorType) -> Form | None:
     param, sides = footprint.param, _pairs(footprint.param, "window", "stride", "pad")
     if sides is None or param.get("format") != "NCHW":
         return None
@@ -145,7 +145,7 @@ def _pooling(footprint: Footprint, types: list[TensorType], out: TensorType) -> 
     return None
 
 
-def _elementwise(footprint: Footprint, types: list[TensorType], out: TensorType) -> Form | None:
+def _elementwise(footprint: OperatorFootprint, types: list[TensorType], out: TensorType) -> Form | None:
     op = _ELEMENTWISE.get(str(footprint.param.get("mode")))
     if op is None:
         return None
@@ -154,7 +154,7 @@ def _elementwise(footprint: Footprint, types: list[TensorType], out: TensorType)
     return Form(op, target, ("self", "other")[: len(types)])
 
 
-def _reduction(footprint: Footprint, types: list[TensorType], out: TensorType) -> Form | None:
+def _reduction(footprint: OperatorFootprint, types: list[TensorType], out: TensorType) -> Form | None:
     axis, mode = footprint.param.get("axis"), footprint.param.get("mode")
     op = {"MAX": "amax", "MIN": "amin", "SUM": "sum", "MEAN": "mean"}.get(str(mode))
     if op is None or not types or isinstance(axis, bool) or not isinstance(axis, int):
@@ -166,7 +166,7 @@ def _reduction(footprint: Footprint, types: list[TensorType], out: TensorType) -
     return Form(op, f"aten.{op}.{overload}", ("self",), {"dim": [axis], "keepdim": keep})
 
 
-def _matrix_product(footprint: Footprint, types: list[TensorType], out: TensorType) -> Form | None:
+def _matrix_product(footprint: OperatorFootprint, types: list[TensorType], out: TensorType) -> Form | None:
     a, b = footprint.param.get("transposeA"), footprint.param.get("transposeB")
     if a is not False or b not in (True, False) or any(len(t.shape) != 2 for t in types):
         return None
@@ -175,7 +175,7 @@ def _matrix_product(footprint: Footprint, types: list[TensorType], out: TensorTy
     return Form("mm", "aten.mm.default", ("self", "mat2"))
 
 
-def _reshape(footprint: Footprint, types: list[TensorType], out: TensorType) -> Form | None:
+def _reshape(footprint: OperatorFootprint, types: list[TensorType], out: TensorType) -> Form | None:
     return Form("reshape", "aten.reshape.default", ("self",), {"shape": list(out.shape)})
 
 
@@ -186,7 +186,7 @@ _ELEMENTWISE = {
     "FUSE_ADD_RELU": "add_relu", "FUSE_ADD_SIGMOID": "add_sigmoid", "FUSE_ADD_TANH": "add_tanh",
 }  # fmt: skip
 _OVERLOADS = {"maximum": "default", "minimum": "default"}
-_FORMS: dict[str, Callable[[Footprint, list[TensorType], TensorType], Form | None]] = {
+_FORMS: dict[str, Callable[[OperatorFootprint, list[TensorType], TensorType], Form | None]] = {
     "ConvolutionForward": _convolution,
     "PoolingForward": _pooling,
     "Elemwise": _elementwise,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ...profile import Block, BlockKind, Operator, Profile, Span, check_profile
 from ..json_walk import Progress
-from .dump import Dump, OpRecord, read_dump
+from .dump import MegEngineDump, OpRecord, read_dump
 from .facts import find_facts
 from .graph import make_graph
 
@@ -61,7 +61,7 @@ def load_megengine(path: str | Path, progress: Progress | None = None) -> Profil
     return profile
 
 
-def _operator(dump: Dump, op: OpRecord) -> Operator:
+def _operator(dump: MegEngineDump, op: OpRecord) -> Operator:
     thread, host = _first(dump.host.get(op.id, {}))
     stream, device = _first(dump.device.get(op.id, {}))
     print_ = dump.footprints.get(op.id)
@@ -81,7 +81,7 @@ def _first(spans: dict[str, Span]) -> tuple[str, Span | None]:
     return min(spans.items(), key=lambda item: item[1].start_s) if spans else ("", None)
 
 
-def _further_kernels(dump: Dump) -> Iterator[Operator]:
+def _further_kernels(dump: MegEngineDump) -> Iterator[Operator]:
     """What an operator did on a second stream."""
     for id in dump.sequence:
         spans = sorted(dump.device.get(id, {}).items(), key=lambda item: item[1].start_s)
@@ -102,7 +102,7 @@ def _clock(operators: list[Operator]) -> tuple[float, ...]:
     return tuple(first if s is None else s for s in found)
 
 
-def _blocks(dump: Dump, place: dict[str, int]) -> Iterator[Block]:
+def _blocks(dump: MegEngineDump, place: dict[str, int]) -> Iterator[Block]:
     ticks = len(dump.sequence)
     maker = {name: op.id for op in dump.operators.values() for name in op.outputs}
     for chunk in dump.chunks.values():
@@ -122,7 +122,7 @@ def _blocks(dump: Dump, place: dict[str, int]) -> Iterator[Block]:
         yield Block(var.id, var.bytes, start, stop, kind, var.address, var.node, place.get(made), owned=not outside)
 
 
-def _last_reads(dump: Dump, place: dict[str, int]) -> dict[str, int]:
+def _last_reads(dump: MegEngineDump, place: dict[str, int]) -> dict[str, int]:
     """The last operator that reads each variable or one that shares its memory."""
     last: dict[str, int] = {}
     for id, at in place.items():
@@ -135,7 +135,7 @@ def _last_reads(dump: Dump, place: dict[str, int]) -> dict[str, int]:
     return last
 
 
-def _notes(dump: Dump) -> Iterator[str]:
+def _notes(dump: MegEngineDump) -> Iterator[str]:
     idle = len(dump.operators) - len(dump.sequence)
     if idle:
         yield f"{idle} of {len(dump.operators)} operators never ran"

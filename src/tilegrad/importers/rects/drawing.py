@@ -25,9 +25,9 @@ from typing import NamedTuple
 from ...errors import FormatError
 from ...rects import Evidence, RectGraph, check_rect_graph
 from .drawing_edges import find_gain, weigh_edges
-from .drawing_names import Found, count_layers, match_names, split_run
+from .drawing_names import FoundName, count_layers, match_names, split_run
 from .drawing_slots import Band, Slot, copies, keys_of, place_fields, resolve, template
-from .drawing_text import Label, Line, fold, parse_lines
+from .drawing_text import Label, TextLine, fold, parse_lines
 
 LARGEST_FILE = 1 << 22
 MOST_ODD = 2  # words that are no names as they stand, per node: looking for what they are like takes time
@@ -111,10 +111,10 @@ class _Drawing:
         return found, tuple(sorted(self.repairs, key=lambda repair: repair.line))
 
     def read_bands(
-        self, lines: Sequence[Line], names: tuple[str, ...]
-    ) -> tuple[list[Band], list[list[Label]], list[Found]]:
+        self, lines: Sequence[TextLine], names: tuple[str, ...]
+    ) -> tuple[list[Band], list[list[Label]], list[FoundName]]:
         """Nodes and fields between rows of labels, and these rows."""
-        bands, rows, tokens = [Band()], list[list[Label]](), list[Found]()
+        bands, rows, tokens = [Band()], list[list[Label]](), list[FoundName]()
         below = False  # is the last thing a row?
         known, odd = {fold(name) for name in names}, 0
         for line in lines:
@@ -137,12 +137,12 @@ class _Drawing:
             elif found or line.fields:
                 below = False
             here = len(bands) - 1
-            tokens += [Found(line.number, here, len(tokens) + at, raw) for at, raw in enumerate(found)]
+            tokens += [FoundName(line.number, here, len(tokens) + at, raw) for at, raw in enumerate(found)]
             bands[here].fields += line.fields
             self.note_rest(line, rest)
         return bands, rows, tokens
 
-    def note_rest(self, line: Line, rest: list[str]) -> None:
+    def note_rest(self, line: TextLine, rest: list[str]) -> None:
         for label in line.labels:
             if label.port and label.raw != label.shown:
                 self.note(line.number, label.raw, label.shown, "the most alike of the ports")
@@ -153,7 +153,7 @@ class _Drawing:
                 raise FormatError(what, where=f"{self.file}:{line.number}", hint="scan it again")
             self.note(line.number, text, "nothing", "stray marks")
 
-    def check_found(self, shape: RectGraph, nodes: dict[str, Found]) -> None:
+    def check_found(self, shape: RectGraph, nodes: dict[str, FoundName]) -> None:
         for name in (*shape.array, *shape.operator):
             if name in nodes:
                 continue
@@ -178,7 +178,7 @@ class _Drawing:
             operators.append(replace(op, result_dim=result, dists=MappingProxyType(dists)))  # type: ignore[arg-type]
         return RectGraph(arrays, tuple(operators), Path(self.file).stem)
 
-    def with_edges(self, graph: RectGraph, nodes: dict[str, Found], rows: list[list[Label]]) -> RectGraph:
+    def with_edges(self, graph: RectGraph, nodes: dict[str, FoundName], rows: list[list[Label]]) -> RectGraph:
         bands = {name: token.band for name, token in nodes.items()}
         evidence, left = weigh_edges(graph, bands, rows)
         for label in left:

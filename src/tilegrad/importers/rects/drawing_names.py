@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 from ...errors import FormatError
-from .drawing_text import Line, fold, ranked
+from .drawing_text import TextLine, fold, ranked
 
 MOST_LAYERS = 12
 _LAYER = re.compile(r"(?:update_)?[Ll1I]([0-9OolI]{1,3})\.(?:f[il1I]{2}ter|W)")
@@ -20,7 +20,7 @@ _LONGEST = 4  # words of one name
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundName:
     """Words that are some name, or a piece of one."""
 
     line: int
@@ -29,7 +29,7 @@ class Found:
     raw: str
 
 
-def count_layers(lines: list[Line], file: str) -> int:
+def count_layers(lines: list[TextLine], file: str) -> int:
     """How many layers the names speak of. One odd name does not make a layer."""
     seen: dict[int, int] = {}
     for line in lines:
@@ -86,13 +86,13 @@ def _score(text: str, names: tuple[str, ...]) -> float:
 
 
 def match_names(
-    tokens: list[Found], names: tuple[str, ...], file: str
-) -> tuple[dict[str, Found], list[tuple[Found, str | None, str]]]:
+    tokens: list[FoundName], names: tuple[str, ...], file: str
+) -> tuple[dict[str, FoundName], list[tuple[FoundName, str | None, str]]]:
     """Every node that is found, and what was not read as it stands: words, name (None: passed over) and reason."""
-    nodes: dict[str, Found] = {}
-    odd: list[tuple[Found, str | None, str]] = []
+    nodes: dict[str, FoundName] = {}
+    odd: list[tuple[FoundName, str | None, str]] = []
     by_fold = {fold(name): name for name in names}
-    rest: list[Found] = []
+    rest: list[FoundName] = []
     for token in tokens:
         name = by_fold.get(fold(token.raw))
         if name is None:
@@ -115,7 +115,7 @@ def match_names(
     return nodes, odd
 
 
-def _choose(token: Found, left: list[tuple[float, str]], nodes: dict[str, Found]) -> str | None:
+def _choose(token: FoundName, left: list[tuple[float, str]], nodes: dict[str, FoundName]) -> str | None:
     if not left or left[0][0] < _PIECE:
         return None
     alike = [name for ratio, name in left if ratio >= left[0][0] - _SAME]

@@ -14,10 +14,10 @@ from itertools import permutations
 from typing import Any, Literal
 
 from ...errors import FormatError
-from ...rects import KINDS, Operator, RectGraph, training_step
+from ...rects import KINDS, RectGraph, RectOperator, training_step
 from ...rects.system import Gain
 from ...region import Box
-from .drawing_text import DIM_KEYS, Field
+from .drawing_text import DIM_KEYS, TextField
 
 Slot = tuple[str, str]  # node, key
 Note = Callable[[int, str, str, str], None]  # line, read, taken for, why
@@ -42,7 +42,7 @@ def _probes(layers: int, gain: Gain = "a*(x+b)") -> tuple[RectGraph, ...]:
     return tuple(found)
 
 
-def keys_of(op: Operator) -> tuple[str, ...]:
+def keys_of(op: RectOperator) -> tuple[str, ...]:
     """What a drawing prints of an operator."""
     if op.kind == "source":
         return ("result_dim", "dist_result")
@@ -86,16 +86,16 @@ class Band:
     """Nodes and fields between two rows of labels, in the order of the text."""
 
     nodes: list[str] = field(default_factory=list)
-    fields: list[Field] = field(default_factory=list)
+    fields: list[TextField] = field(default_factory=list)
 
 
-def place_fields(bands: Sequence[Band], graph: RectGraph, kinds: dict[Slot, int], file: str) -> dict[Slot, Field]:
+def place_fields(bands: Sequence[Band], graph: RectGraph, kinds: dict[Slot, int], file: str) -> dict[Slot, TextField]:
     """Which node each field belongs to: first by the order of the text, then by what copies elsewhere say."""
     wanted = set(slots_of(graph))
-    placed: dict[Slot, Field] = {}
+    placed: dict[Slot, TextField] = {}
     for _ in range(2):
         believed = {kind: votes.most_common(1)[0][0] for kind, votes in _votes(placed, kinds).items()}
-        again: dict[Slot, Field] = {}
+        again: dict[Slot, TextField] = {}
         for band in bands:
             for key in dict.fromkeys(f.key for f in band.fields):
                 fields = [f for f in band.fields if f.key == key]
@@ -112,13 +112,13 @@ def place_fields(bands: Sequence[Band], graph: RectGraph, kinds: dict[Slot, int]
     return placed
 
 
-def _order(fields: list[Field], goal: list[Any], first: list[Field | None]) -> list[Field | None]:
+def _order(fields: list[TextField], goal: list[Any], first: list[TextField | None]) -> list[TextField | None]:
     """Fields in the order of the nodes, which is that of the text unless another fits better."""
-    padded: list[Field | None] = [*fields, *([None] * (len(goal) - len(fields)))]
+    padded: list[TextField | None] = [*fields, *([None] * (len(goal) - len(fields)))]
     if len(goal) > _MOST_SIDE_BY_SIDE:
         return padded
 
-    def score(order: Iterable[Field | None]) -> int:
+    def score(order: Iterable[TextField | None]) -> int:
         points = 0
         for found, value, size in zip(order, goal, first, strict=True):
             if found is not None:
@@ -133,7 +133,7 @@ def _digits(value: Any) -> str:
     return "".join(map(str, value[-1] if isinstance(value[0], tuple) else value))
 
 
-def _votes(placed: dict[Slot, Field], kinds: dict[Slot, int]) -> dict[int, Counter[Any]]:
+def _votes(placed: dict[Slot, TextField], kinds: dict[Slot, int]) -> dict[int, Counter[Any]]:
     votes: dict[int, Counter[Any]] = {}
     for slot, found in placed.items():
         if found.end:
@@ -143,7 +143,12 @@ def _votes(placed: dict[Slot, Field], kinds: dict[Slot, int]) -> dict[int, Count
 
 
 def resolve(
-    placed: dict[Slot, Field], graph: RectGraph, kinds: dict[Slot, int], lines: dict[str, int], file: str, note: Note
+    placed: dict[Slot, TextField],
+    graph: RectGraph,
+    kinds: dict[Slot, int],
+    lines: dict[str, int],
+    file: str,
+    note: Note,
 ) -> dict[Slot, Any]:
     """The value of every slot: dims as tuples, rects as boxes."""
     rects: dict[int, Box | None] = {}
@@ -162,7 +167,12 @@ def resolve(
 
 
 def _vote_rect(
-    slot: Slot, placed: dict[Slot, Field], kinds: dict[Slot, int], graph: RectGraph, lines: dict[str, int], file: str
+    slot: Slot,
+    placed: dict[Slot, TextField],
+    kinds: dict[Slot, int],
+    graph: RectGraph,
+    lines: dict[str, int],
+    file: str,
 ) -> Box | None:
     same = [other for other in kinds if kinds[other] == kinds[slot] and other in placed]
     where = f"{file}:{lines[slot[0]]}"
@@ -208,7 +218,7 @@ def _differ(one: Any, other: Any) -> int:
 
 def _vote_dim(
     slot: Slot,
-    placed: dict[Slot, Field],
+    placed: dict[Slot, TextField],
     kinds: dict[Slot, int],
     values: dict[Slot, Any],
     lines: dict[str, int],
@@ -246,7 +256,7 @@ def _rects(name: str, values: dict[Slot, Any]) -> Iterator[Box]:
             yield rect
 
 
-def _report(slot: Slot, value: Any, found: Field | None, lines: dict[str, int], note: Note) -> None:
+def _report(slot: Slot, value: Any, found: TextField | None, lines: dict[str, int], note: Note) -> None:
     if value is None:
         return
     shown = f"{slot[1]}={show(value)}"

@@ -48,7 +48,7 @@ def fold(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class TextField:
     """`key=…`: numbers as far as they can be read. A rect has both lists, a dim the second, None neither."""
 
     line: int
@@ -78,14 +78,14 @@ class Label:
 
 
 @dataclass
-class Line:
+class TextLine:
     number: int
-    fields: list[Field] = field(default_factory=list)
+    fields: list[TextField] = field(default_factory=list)
     labels: list[Label] = field(default_factory=list)
     runs: list[list[str]] = field(default_factory=list)  # words between fields and labels
 
 
-def parse_lines(text: str, file: str) -> Iterator[Line]:
+def parse_lines(text: str, file: str) -> Iterator[TextLine]:
     """Every line that is not empty."""
     fields = words = crowded = 0
     for number, raw in enumerate(text.splitlines(), 1):
@@ -105,8 +105,8 @@ def parse_lines(text: str, file: str) -> Iterator[Line]:
             yield line
 
 
-def _parse_line(number: int, raw: str, file: str) -> Line:
-    line = Line(number)
+def _parse_line(number: int, raw: str, file: str) -> TextLine:
+    line = TextLine(number)
 
     def take(found: re.Match[str]) -> str:
         line.fields.append(_field(number, found, file))
@@ -135,7 +135,7 @@ def _apart(word: str) -> list[str]:
     return re.split(r"(?<=[A-Za-z0-9])(?=\W{0,2}[-=~]?>)", word)
 
 
-def _field(number: int, found: re.Match[str], file: str) -> Field:
+def _field(number: int, found: re.Match[str], file: str) -> TextField:
     groups = found.groups()
     shape = next(at for at, group in enumerate((0, 3, 5, 7)) if groups[group] is not None)
     start = (0, 3, 5, 7)[shape]
@@ -145,13 +145,13 @@ def _field(number: int, found: re.Match[str], file: str) -> Field:
     if key is None:
         raise FormatError(f"'{found[0][:60]}' is nothing that a node has", where=where, hint=f"one of {known}")
     if shape == 2:
-        return Field(number, found[0], key)
+        return TextField(number, found[0], key)
     lists = groups[start + 1 : start + (3 if shape == 0 else 2)]
     letters = any(c.isalpha() or c == "|" for part in lists for c in part)
     numbers = [_numbers(part) for part in lists]
     if shape == 0:
-        return Field(number, found[0], key, numbers[0], numbers[1], letters)
-    return Field(number, found[0], key, None, numbers[0], letters)
+        return TextField(number, found[0], key, numbers[0], numbers[1], letters)
+    return TextField(number, found[0], key, None, numbers[0], letters)
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -171,7 +171,7 @@ def _label(number: int, word: str) -> Label | None:
     return None
 
 
-def _crowded_words(line: Line) -> None:
+def _crowded_words(line: TextLine) -> None:
     """Among labels, words without a whole arrow are labels too, or two that run into each other."""
     left = []
     for run in line.runs:

@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 from ...errors import FormatError
-from ...rects import Array, Edge, Evidence, Operator, RectGraph, Role, check_rect_graph, format_rect_json
+from ...rects import Array, Edge, Evidence, RectGraph, RectOperator, RectRole, check_rect_graph, format_rect_json
 from ...rects.model import Dim
 from ...region import Box
 from ..json_walk import JsonWalk, Progress, open_json
@@ -29,7 +29,7 @@ from ..json_walk import JsonWalk, Progress, open_json
 MOST_NODES, MOST_RANK, LONGEST_NAME, LARGEST_SIDE = 200_000, 16, 500, 2**31 - 1
 _HEAD = re.compile(rb'\s*\{\s*"(?:source|name|arrays|legend|counts)"\s*:')
 _MARK = re.compile(rb'"(?:read_rect|write_rect|dist_\w+|weights_dims|by_kind|edges_seen)"\s*:')
-_ROLES, _EVIDENCE = frozenset(map(str, Role)), frozenset(map(str, Evidence))
+_ROLES, _EVIDENCE = frozenset(map(str, RectRole)), frozenset(map(str, Evidence))
 
 
 def sniff_rect_json(head: bytes) -> bool:
@@ -42,7 +42,7 @@ def load_rect_json(path: str | Path, progress: Progress | None = None) -> RectGr
     path = Path(path)
     walk = open_json(path, progress)
     arrays: list[Array] | None = None
-    operators: list[Operator] | None = None
+    operators: list[RectOperator] | None = None
     users: dict[str, tuple[Any, Any]] = {}
     said: dict[str, Any] = {}
     name = path.stem
@@ -87,10 +87,10 @@ def _array(walk: JsonWalk, raw: Any, users: dict[str, tuple[Any, Any]]) -> Array
     read = _rect(walk, raw["read_rect"], ("read_rect",))
     write = None if raw["write_rect"] is None else _rect(walk, raw["write_rect"], ("write_rect",))
     users[name] = raw.get("writers"), raw.get("readers")
-    return Array(name, dim, Role(raw["role"]), read, write)
+    return Array(name, dim, RectRole(raw["role"]), read, write)
 
 
-def _operator(walk: JsonWalk, raw: Any) -> Operator:
+def _operator(walk: JsonWalk, raw: Any) -> RectOperator:
     _object(walk, raw, ("name", "kind", "inputs", "outputs"), ())
     name, kind = (_text(walk, raw[key], (key,)) for key in ("name", "kind"))
     ports = []
@@ -108,7 +108,7 @@ def _operator(walk: JsonWalk, raw: Any) -> Operator:
             dists[key] = _rect(walk, value, ("attrs", key))
         else:
             attrs[_text(walk, key, ("attrs",))] = _plain(walk, value, ("attrs", key))
-    return Operator(name, kind, ports[0], ports[1], result, MappingProxyType(dists), MappingProxyType(attrs))
+    return RectOperator(name, kind, ports[0], ports[1], result, MappingProxyType(dists), MappingProxyType(attrs))
 
 
 def _edge(walk: JsonWalk, raw: Any) -> tuple[Edge, Evidence | None]:

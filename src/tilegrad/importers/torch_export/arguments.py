@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ...errors import CaptureError, ModelError
+from ...torch_private import FakeTensorMode
 
 
 def from_shapes(

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ...errors import CaptureError
+from ...torch_private import pytree
 from .explain import is_ours, user_line
 from .session import Session, is_fake
 

@@ -11,16 +11,14 @@ from types import FunctionType
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import Function
 from torch.autograd.function import FunctionCtx
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.checkpoint import CheckpointFunction
 
 from ...errors import CaptureError
 from ...ops.function import Invocation, Output, remember
+from ...torch_private import FakeTensorMode, TorchDispatchMode, pytree, without_modes, without_overrides
 from .explain import user_line
 from .session import Session
 
@@ -94,8 +92,8 @@ def _rehearse(
     """Run a function on tensors without data, apart from the trace: what it gives, and whether it draws."""
     blanks, draws = list(leaves), _Draws()  # type: ignore[no-untyped-call]
     with (
-        _disable_current_modes(),
-        torch._C.DisableTorchFunction(),
+        without_modes(),
+        without_overrides(),
         torch.enable_grad(),
         FakeTensorMode(allow_non_fake_inputs=True),
         draws,

@@ -17,17 +17,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.export.graph_signature import InputKind
 
 from ...errors import CaptureError, TilegradError
 from ...ir import Build, Graph, Kind, Source, TensorType, check_graph
 from ...ops import aten, find
 from ...ops.function import forget
+from ...torch_private import FakeTensor, OpOverload
 from .arguments import argument_names, autocast_dtype, check_ready, device_of, fake_inputs, from_shapes
 from .explain import explain, is_ours
 from .functional import Aliases
-from .reach import HIDDEN, Slot
+from .reach import HIDDEN, TensorSlot
 from .state import Snapshot, Write
 from .trace import INNER, LOCK, Given, Returned, Traced, trace
 from .trees import fill, take
@@ -49,7 +49,7 @@ class Captured:
     user_inputs: tuple[str, ...] = ()  # the value of every tensor among the arguments
     result: Any = field(default=None, repr=False)  # what the module returns: a tree over `sources`
     sources: tuple[Any, ...] = field(default=(), repr=False)
-    slots: Mapping[str, Slot] = field(default_factory=dict, repr=False)  # by value: where the module holds it now
+    slots: Mapping[str, TensorSlot] = field(default_factory=dict, repr=False)  # by value: where the module holds it now
     constants: Mapping[str, Tensor] = field(default_factory=dict, repr=False)  # made while it was traced
     writes: tuple[Write, ...] = field(default=(), repr=False)
     start: Snapshot | None = field(default=None, repr=False)  # the module's state that is baked in
@@ -80,7 +80,7 @@ class Captured:
         return fill(self.result, values)
 
     def _value(self, source: Any, outputs: Sequence[Any], flat: Sequence[Any], bound: Mapping[str, Any]) -> Any:
-        if isinstance(source, Slot):
+        if isinstance(source, TensorSlot):
             same = (n for n, slot in self.slots.items() if slot.holder is source.holder and slot.key == source.key)
             name = next(same, None)
             return bound[name] if name is not None and name in bound else source.get()
@@ -134,7 +134,7 @@ class _Importer:
         self.aliases = Aliases(self.build)
         self.several: dict[torch.fx.Node, list[Any]] = {}  # calls with more than one result
         self.region = _Region(autocast=autocast_dtype(device) is not None)
-        self.slots: dict[str, Slot] = {}
+        self.slots: dict[str, TensorSlot] = {}
         self.constants: dict[str, Tensor] = {}
         self.statistics: set[str] = set()  # buffers that a norm layer has written to
         self.casts: dict[tuple[str, str], str] = {}  # of a value to a dtype
@@ -193,7 +193,7 @@ class _Importer:
         if target is operator.getitem:
             self._getitem(node)
             return
-        if not isinstance(target, torch._ops.OpOverload):
+        if not isinstance(target, OpOverload):
             self._enter(node, owner)
             return
         result = node.meta.get("val")
@@ -261,7 +261,7 @@ class _Importer:
         call, index = node.args
         assert isinstance(call, torch.fx.Node) and isinstance(index, int)
         target = call.target
-        if not isinstance(target, torch._ops.OpOverload):  # a block
+        if not isinstance(target, OpOverload):  # a block
             if isinstance(inner := self.several[call][index], torch.fx.Node):
                 self.aliases.same(node, inner)
             return
@@ -287,7 +287,7 @@ class _Importer:
         self.aliases.view(node, first, (target, inputs, attrs, type_))
 
     def _cast(
-        self, target: torch._ops.OpOverload, inputs: list[tuple[str, str]], attrs: dict[str, Any], type_: TensorType
+        self, target: OpOverload, inputs: list[tuple[str, str]], attrs: dict[str, Any], type_: TensorType
     ) -> list[tuple[str, str]]:
         """What autocast does, made plain: where an operator gives another dtype under it than without, or takes what it
         otherwise would not, its inputs are cast to what it gives."""
@@ -315,9 +315,7 @@ class _Importer:
             self.casts[value, dtype] = self.aliases.emit("to", [("self", value)], cast, attrs, "aten.to.dtype")
         return self.casts[value, dtype]
 
-    def _arguments(
-        self, node: torch.fx.Node, target: torch._ops.OpOverload
-    ) -> tuple[list[tuple[str, str]], dict[str, Any]]:
+    def _arguments(self, node: torch.fx.Node, target: OpOverload) -> tuple[list[tuple[str, str]], dict[str, Any]]:
         """Tensor arguments by name, and the others as plain attributes; what equals its default is kept out."""
         names = [argument.name for argument in target._schema.arguments]
         given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)

@@ -52,7 +52,7 @@ HIDDEN = "_tilegrad_hidden"  # the child under which tensors that no registry kn
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class TensorSlot:
     """One entry of a container: `holder[key]`, called `name` in messages."""
 
     holder: Any
@@ -135,11 +135,11 @@ class Reach:
 
     def __init__(self, module: nn.Module):
         self.containers: list[Container] = []
-        self.tensors: list[Slot] = []
+        self.tensors: list[TensorSlot] = []
         self.modules: list[tuple[str, nn.Module]] = []
         self.arrays: list[tuple[Any, Any]] = []  # NumPy arrays, and what was in them
         self.generators: list[tuple[str, Any]] = []  # of random numbers
-        self.iterators: list[Slot] = []
+        self.iterators: list[TensorSlot] = []
         self.variables: list[Variable] = []
         self._seen: set[int] = set()
         self._module(module, "")
@@ -160,7 +160,7 @@ class Reach:
 
     def _value(self, value: Any, holder: Any, key: Any, name: str) -> None:
         if isinstance(value, Tensor):
-            self.tensors.append(Slot(holder, key, name))
+            self.tensors.append(TensorSlot(holder, key, name))
         elif isinstance(value, nn.Module):
             self._module(value, name)
         elif isinstance(value, (*_PLAIN, *_CODE)):
@@ -175,7 +175,7 @@ class Reach:
         elif isinstance(value, random.Random | np.random.Generator | np.random.RandomState):
             self.generators.append((name, value))
         elif isinstance(value, Iterator):
-            self.iterators.append(Slot(holder, key, name))
+            self.iterators.append(TensorSlot(holder, key, name))
         elif self._is_open(value):
             self._seen.add(id(value))
             self.containers.append(Container(vars(value), name, dict(vars(value))))

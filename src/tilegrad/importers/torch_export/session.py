@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 
-from .reach import Slot
+from ...torch_private import FakeTensor
+from .reach import TensorSlot
 from .state import Write
 
 
@@ -19,7 +19,7 @@ class Session:
     """One trace: what it has seen so far."""
 
     module: nn.Module
-    registered: dict[int, Slot]  # parameters and buffers, which torch.export replaces in their registries
+    registered: dict[int, TensorSlot]  # parameters and buffers, which torch.export replaces in their registries
     hidden: dict[int, str]  # tensors that no registry knows -> their name in the holder
     holder: nn.Module
     result: Any = None

@@ -31,10 +31,11 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from ...errors import CaptureError
+from ...torch_private import backward_hooks_everywhere
 from .explain import forward_line, quiet, user_line
 from .guard import Guard
 from .opaque import opaque_functions
-from .reach import HIDDEN, Container, Reach, Slot, Variable
+from .reach import HIDDEN, Container, Reach, TensorSlot, Variable
 from .session import Session, is_fake
 from .state import Undo, Write
 from .trees import fill, key_of, leaves, take
@@ -48,7 +49,7 @@ class Traced:
     """What came of it: torch's program, and how the module's result and what it writes are made of its outputs."""
 
     program: ExportedProgram
-    slots: dict[str, Slot]  # parameters, buffers and hidden tensors, by the program's targets
+    slots: dict[str, TensorSlot]  # parameters, buffers and hidden tensors, by the program's targets
     result: Any  # a tree (see `trees`) over `sources`
     sources: tuple[Any, ...]  # `Returned`, `Given`, a `Slot`, or a tensor that is always the same
     writes: list[Write]  # whose trees are over `sources` as well
@@ -165,15 +166,15 @@ def untouched(module: nn.Module) -> Iterator[None]:
         yield
 
 
-def _hide(module: nn.Module, reach: Reach) -> tuple[dict[str, Slot], Session]:
+def _hide(module: nn.Module, reach: Reach) -> tuple[dict[str, TensorSlot], Session]:
     """Every tensor by the name that the program will have for it. Those without one get a child to be in."""
-    slots, registered, stand_ins = {}, dict[int, Slot](), dict[Any, Any]()
+    slots, registered, stand_ins = {}, dict[int, TensorSlot](), dict[Any, Any]()
     for prefix, part in module.named_modules(remove_duplicate=False):
         for registry in (part._parameters, part._buffers):
             for key, tensor in registry.items():
                 if tensor is not None:
                     name = f"{prefix}.{key}" if prefix else key
-                    slots[f"{INNER}.{name}"] = registered[id(tensor)] = Slot(registry, key, name)
+                    slots[f"{INNER}.{name}"] = registered[id(tensor)] = TensorSlot(registry, key, name)
             stand_ins |= {(id(part), key): (part, key, t) for key, t in part._parameters.items() if _is_bare(t)}
     for part, key, tensor in stand_ins.values():  # put there by functional_call
         part._parameters[key] = nn.Parameter(tensor.detach(), tensor.requires_grad)
@@ -203,8 +204,8 @@ def _drop_hooks(module: nn.Module) -> None:
 
 
 def _check_hooks(reach: Reach) -> None:
-    everywhere, line = nn.modules.module, forward_line(reach.modules[0][1])
-    if everywhere._global_backward_hooks or everywhere._global_backward_pre_hooks:
+    line = forward_line(reach.modules[0][1])
+    if backward_hooks_everywhere():
         what = "a backward hook on all modules, which tiles would not call"
         raise CaptureError(what, where=line, hint="remove it, or hook parameters")
     scripted = [name for name, part in reach.modules if isinstance(part, torch.jit.ScriptModule)]
@@ -253,7 +254,7 @@ def _check_arguments(tree: Any, given: Sequence[Tensor], args: Any, kwargs: Any,
 
 
 def _collect(
-    found: Any, undo: Undo, known: Mapping[int, Slot], given: Sequence[Tensor], session: Session
+    found: Any, undo: Undo, known: Mapping[int, TensorSlot], given: Sequence[Tensor], session: Session
 ) -> tuple[Tensor, ...]:
     """The outputs of the program: what the module returns, and what it has written into containers."""
     tensors: list[Tensor] = []

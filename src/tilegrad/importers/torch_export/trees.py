@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from ...errors import InputError
+from ...torch_private import pytree
 from .reach import is_library
 
 _VALUES = (int, float, complex, str, bytes, bool, type(None), range, slice, torch.dtype, torch.device, torch.Size)

@@ -1,0 +1,46 @@
+"""Buffers that nodes write to: a pass reads them as they were, and says at its end what they shall be.
+
+Torch's own operators (batch normalisation) write while they run. They get a copy; what the first run makes of it is
+remembered, and later nodes that read the same buffer find it. Where a node runs again it finds what it found first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+
+from ..ir import Graph, Node
+
+
+class Buffers:
+    def __init__(self, tensors: Mapping[str, Tensor]):
+        self.tensors = tensors
+        self.ran: set[str] = set()  # nodes that write, or read what others wrote
+        self.remembered: dict[str, Tensor] = {}  # what nodes wrote to, as it is now
+        self.met: dict[tuple[str, str], Tensor] = {}  # what a node read that earlier ones had written to
+        self.before: dict[str, Tensor] = {}  # as they were, once the caller has the new ones
+        self.replaced: set[str] = set()
+
+    def read(self, node: Node, name: str, tensor: Tensor, written: bool) -> Tensor:
+        """A value as a node finds it; `written`: it will write to it."""
+        first = node.name not in self.ran
+        if first and name in self.remembered:
+            self.met[node.name, name] = self.remembered[name]
+        tensor = self.met.get((node.name, name), tensor)
+        if written:
+            tensor = tensor.clone()
+            if first:
+                self.remembered[name] = tensor
+        return tensor
+
+    def updates(self, graph: Graph, latest: Callable[[str], Tensor]) -> list[tuple[str, Tensor]]:
+        """What replaces what."""
+        found = {name: tensor for name, tensor in self.remembered.items() if name in self.tensors}
+        found |= {old: latest(new) for old, new in graph.updates}
+        self.replaced = set(found)
+        return list(found.items())
+
+    def keep_before(self, names: set[str]) -> None:
+        """Backward reads buffers as they were."""
+        self.before = {name: self.tensors[name].clone() for name in names}

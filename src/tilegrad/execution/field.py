@@ -1,0 +1,79 @@
+"""A value, or a region of it, that islands write, read, or add to, box by box."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..region import Box
+from .shelf import fetched, layout_of
+from .stores import Near, Slot, make_store
+
+
+class Field:
+    """`region`: the box of the value that is here, in the value's own coordinates."""
+
+    def __init__(self, region: Box, store: str):
+        self.region, self.store = region, store
+        self.device: torch.device | None = None
+        self._slot: Slot | None = None
+        self._lent = False  # does somebody else read the same memory?
+
+    def write(self, box: Box, tile: Tensor) -> None:
+        if self._slot is None:
+            if self._takes(tile):
+                self._adopt(tile)  # the only tile: nothing to copy
+                return
+            self._allocate(tile, zeros=False)
+        self._part(box).copy_(tile, non_blocking=True)
+
+    def add(self, box: Box, tile: Tensor, *, shared: bool = False) -> None:
+        """Add a tile to what is there, which begins as zero. `shared`: the tile's memory is someone else's too."""
+        if self._slot is None:
+            if self._takes(tile):
+                self._adopt(tile)
+                self._lent = shared
+                return
+            self._allocate(tile, zeros=True)
+        elif self._lent:
+            here = self._open()
+            if box == self.region:
+                self._adopt(here + tile)
+                return
+            self._adopt(here.clone())
+        target = self._part(box)
+        target += tile.to(target.device)
+
+    def read(self, box: Box) -> Tensor:
+        """A box on the value's device; a view where it lies there already."""
+        assert self._slot is not None and self.device is not None
+        return fetched(self._slot, self._part(box), self.device)
+
+    def part(self) -> None:
+        """From now on another tensor of the same memory: the one that was read is its reader's alone."""
+        if isinstance(self._slot, Near):
+            self._slot = Near(self._slot.tensor.detach())
+
+    @property
+    def written(self) -> bool:
+        return self._slot is not None
+
+    def _takes(self, tile: Tensor) -> bool:
+        return tuple(tile.shape) == self.region.shape and self.store == "device"
+
+    def _adopt(self, tensor: Tensor) -> None:
+        self.device, self._slot, self._lent = tensor.device, Near(tensor), False
+
+    def _allocate(self, tile: Tensor, *, zeros: bool) -> None:
+        self.device = tile.device
+        self._slot = make_store(self.store).reserve(
+            self.region.shape, tile.dtype, tile.device, layout_of(tile), zeros=zeros
+        )
+
+    def _open(self) -> Tensor:
+        assert self._slot is not None
+        return self._slot.open()
+
+    def _part(self, box: Box) -> Tensor:
+        here = self._open()
+        return here if box == self.region else here[box.within(self.region).slices]

@@ -1,0 +1,378 @@
+"""A record: one run of an island, with or without gradients.
+
+Without gradients each value is dropped after its last step. With gradients autograd keeps what it needs; the record
+knows the places in autograd's graph of what the island stored or folded (not the tensors: stored ones serve), and the
+leaves through which gradients come out. It may be differentiated at once, or stay until its turn comes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from ..errors import InternalError
+from ..ir import Node
+from ..kernels import Fused
+from ..ops import Call, Op, Place
+from ..region import Box
+from ..schedule import Compute, Fold, Free, Island, Join, Load, Store
+from .saved import Adoptions, Enter, Holdings, References, Saved, fills, memory_of, trimmed
+from .seam import JoinFunction, OwnedFunction, Seam
+
+if TYPE_CHECKING:
+    from .walk import Pass
+
+Root = Tensor | GradientEdge
+
+
+def _lookup(run: Pass, island: Island) -> Callable[[str], Tensor]:
+    """A value as the island found it, by name. Autograd will know this function, and must not know the pass."""
+    owner, node = weakref.ref(run), island.nodes[0] if len(island.nodes) == 1 else ""
+
+    def look_up(name: str) -> Tensor:
+        found = owner()
+        assert found is not None
+        met = found.buffers.met.get((node, name))
+        return met if met is not None else found.read(name, found.executor.full[name])
+
+    return look_up
+
+
+class Record:
+    """`graded`: autograd takes notes. `last`: the island will not run again. `writes`: of what it stores."""
+
+    def __init__(self, run: Pass, island: Island, *, graded: bool, last: bool, writes: frozenset[str]):
+        self._owner, self.island, self.graded, self.last = weakref.ref(run), island, graded, last
+        self.values: dict[str, tuple[Tensor, Box]] = {}
+        self.whole: dict[str, Tensor] = {}  # values that are read whole
+        self.arrived: list[tuple[str, Box, Tensor]] = []  # gradients of what was read
+        self.stored: list[tuple[Store, GradientEdge, torch.dtype]] = []
+        self.folded: list[tuple[Fold, Root, torch.dtype, list[Tensor]]] = []
+        self.tokens: list[Tensor] = []
+        self.missing = {v for v in writes if not run.again or v not in run.values}
+        self.hooks: References | Adoptions | Holdings | None = None
+        if graded:
+            refers = island.refers is not None
+            self.hooks = References(_lookup(run, island)) if refers else Adoptions() if island.joins else Holdings()
+
+    @property
+    def owner(self) -> Pass:
+        """The pass, which knows its records: a pass that is dropped goes at once."""
+        found = self._owner()
+        assert found is not None
+        return found
+
+    # -- forward -------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        with contextlib.ExitStack() as stack:
+            if self.graded:
+                stack.enter_context(torch.enable_grad())
+            if self.hooks is not None:
+                stack.enter_context(self.hooks.hooks())
+            for step in self.owner.executor.program(self.island):
+                match step:
+                    case Compute():
+                        self._compute(step)
+                    case Fused():
+                        self._run_fused(step)
+                    case Free(value=value):
+                        self.values.pop(value, None)
+                    case Join():
+                        self._join(step)
+                    case Load():
+                        self._load(step)
+                    case Store():
+                        self._store(step)
+                    case Fold():
+                        self._fold(step)
+        if isinstance(self.hooks, References):
+            self._refer(self.hooks)
+        self.values.clear()
+        self.whole = {name: leaf for name, leaf in self.whole.items() if leaf.is_leaf and leaf.requires_grad}
+        if isinstance(self.hooks, Adoptions):
+            self.hooks.pending.clear()
+
+    def holds(self, memory: int) -> bool:
+        """Does autograd keep what lies there?"""
+        return isinstance(self.hooks, Adoptions | Holdings) and memory in self.hooks.memories
+
+    def _refer(self, references: References) -> None:
+        """Rule T2."""
+        refers, known = self.island.refers or frozenset(), dict[str, Tensor]()
+        for name in refers:
+            if name in self.owner.values or name in self.owner.tensors:
+                known[name] = references.lookup(name)
+        references.refer(known)
+
+    def _load(self, step: Load) -> None:
+        tensor = self.owner.read(step.value, step.box)
+        if self.graded and step.value in self.owner.needs:
+            tensor = self._enter(step.value, step.box, step.share or step.box, tensor)
+        self.values[step.value] = (tensor, step.box)
+
+    def _enter(self, name: str, box: Box, share: Box, tensor: Tensor) -> Tensor:
+        """Rule T1. `share`: the part for whose gradient we answer."""
+        arrived = self.arrived  # not the record, which autograd must not know
+
+        def arrive(grad: Tensor) -> None:
+            arrived.append((name, share, grad if share == box else grad[share.within(box).slices]))
+
+        found: Tensor = Enter.apply(self.owner.anchor, tensor, arrive)  # type: ignore[no-untyped-call]
+        return found
+
+    def _input(self, name: str) -> Tensor:
+        """A stored value that is read whole."""
+        run = self.owner
+        if name not in self.whole:
+            full = run.executor.full[name]
+            if not self.graded or name not in run.needs:
+                self.whole[name] = run.read(name, full)
+            elif name in run.tensors:
+                self.whole[name] = run.leaf(name)
+            else:
+                self.whole[name] = self._enter(name, full, full, run.read(name, full))
+        return self.whole[name]
+
+    def _tensor(self, name: str, box: Box) -> Tensor:
+        """A box of a value that this island holds."""
+        if name in self.island.whole:
+            found, have = self._input(name), self.owner.executor.full[name]
+        elif name in self.values:
+            found, have = self.values[name]
+        else:
+            return self.owner.empty(name, box.shape)
+        if box == have:
+            return found
+        for dim, (want, side) in enumerate(zip(box, have, strict=True)):
+            if want != side:
+                found = found.narrow(dim, want.lo - side.lo if want.size else 0, want.size)
+        return found
+
+    def _compute(self, step: Compute) -> None:
+        run = self.owner
+        call, op = run.executor.calls[step.node], run.executor.ops[step.node]
+        node, out = call.node, call.node.outputs[0]
+        seed = run.seed_of(node.name) if op.random else 0
+        if step.out == run.executor.full[out] and step.answers is None and all(map(self._is_whole, node.reads)):
+            inputs = self._whole_inputs(node, op)
+            result = trimmed(op.run_whole(call, inputs, seed, run.device), inputs)
+        else:
+            pairs = zip(node.reads, step.reads, strict=True)
+            tiles = [self._tensor(name, raw.clip(run.graph.shape(name))) for name, raw in pairs]
+            place = Place(step.out, step.reads, seed, run.device)
+            result = self._run_tiles(step, op, call, tiles, place)
+        if result.shape != step.out.shape:
+            raise InternalError(
+                f"a tile of {tuple(result.shape)} where {step.out.shape} was due", where=node.describe()
+            )
+        self.values[out] = (result, step.out)
+
+    def _run_fused(self, fused: Fused) -> None:
+        """Several nodes at once."""
+        run, first, last = self.owner, fused.steps[0], fused.steps[-1]
+        calls = [run.executor.calls[step.node] for step in fused.steps]
+        node = calls[0].node
+        whole = first.out == run.executor.full[node.outputs[0]] and all(map(self._is_whole, node.reads))
+        tiles = []
+        for step in fused.steps:
+            pairs = list(zip(run.graph.node[step.node].reads, step.reads, strict=True))
+            given = pairs if step is first else pairs[1:]  # the others read what the one before makes
+            tiles.append([self._fused_input(name, raw, whole) for name, raw in given])
+        place = None if whole else Place(first.out, first.reads, 0, run.device)
+        self.values[calls[-1].node.outputs[0]] = (fused.kernel.run(calls, tiles, place), last.out)
+
+    def _fused_input(self, name: str, raw: Box, whole: bool) -> Tensor:
+        full = self.owner.executor.full[name]
+        return self._tensor(name, full if whole else raw.clip(self.owner.graph.shape(name)))
+
+    def _is_whole(self, name: str) -> bool:
+        """Is all of a value in hand?"""
+        if name in self.island.whole:
+            return True
+        return name in self.values and self.values[name][1] == self.owner.executor.full[name]
+
+    def _whole_inputs(self, node: Node, op: Op) -> list[Tensor]:
+        written, buffers, found = op.writes(node), self.owner.buffers, []
+        for name in node.reads:
+            tensor = self._tensor(name, self.owner.executor.full[name])
+            if written or buffers.remembered:
+                tensor = buffers.read(node, name, tensor, name in written)
+            found.append(tensor)
+        buffers.ran.add(node.name)
+        return found
+
+    def _run_tiles(self, step: Compute, op: Op, call: Call, tiles: list[Tensor], place: Place) -> Tensor:
+        if not self.graded or step.answers is None or call.node.outputs[0] not in self.owner.needs:
+            return op.run(call, tiles, place)
+        full = Box.full(step.out.shape)
+        if not any(part != full and t.requires_grad for part, t in zip(step.answers, tiles, strict=True)):
+            return op.run(call, tiles, place)
+        found: Tensor = OwnedFunction.apply(lambda t: op.run(call, t, place), step.answers, *tiles)  # type: ignore[no-untyped-call]
+        return found
+
+    def _join(self, step: Join) -> None:
+        run, me = self.owner, self.island.name
+        own = self.values[step.value][0] if step.value in self.values else None
+        received = [run.halos.get((step.value, halo.peer, me), last=self.last) for halo in step.receives]
+        if self.graded and step.value in run.needs:
+            held = self._join_graded(step, own, received)
+        elif received or own is not None:
+            held = Seam(step, received, lambda _: None, lambda _a, _g: None).assemble(own)
+        else:
+            return
+        self.values[step.value] = (held, step.held)
+        if not run.again:
+            for halo in step.gives:
+                run.halos.put((step.value, me, halo.peer), held.detach()[halo.box.within(step.held).slices])
+
+    def _join_graded(self, step: Join, own: Tensor | None, received: list[Tensor]) -> Tensor:
+        run, value, me, shelf = self.owner, step.value, self.island.name, self.owner.halo_grads
+        readers = run.graph.consumers[value]
+        seam = Seam(
+            step,
+            received,
+            take=lambda halo: shelf.take((value, me, halo.peer)),
+            leave=lambda halo, grad: shelf.put((value, halo.peer, me), grad),
+            fresh=len(readers) == 1 and run.executor.ops[readers[0].name].fresh_gradient,
+        )
+        held, token = JoinFunction.apply(run.anchor, own, seam)  # type: ignore[no-untyped-call]
+        if own is not None and received and isinstance(self.hooks, Adoptions):
+            self.hooks.adopt(own, held.detach()[step.own.within(step.held).slices])
+        self.tokens.append(token)
+        return held
+
+    def _store(self, step: Store) -> None:
+        tensor = self._tensor(step.value, step.box)
+        if step.value in self.missing:
+            self.owner.write(step.value, step.box, tensor.detach())
+        if self.graded and tensor.requires_grad:
+            self.stored.append((step, get_gradient_edge(tensor), tensor.dtype))
+
+    def _fold(self, step: Fold) -> None:
+        run = self.owner
+        call, op = run.executor.calls[step.node], run.executor.reduction(step.node)
+        value = call.node.inputs[0].value
+        tile = self._tensor(value, step.box)
+        others = self._beside(call, step.box)
+        if not run.again:
+            place = Place(run.extent(call.node.outputs[0]), (step.box,))
+            with torch.no_grad():
+                run.fold(step.node, op.partial(call, tile.detach(), place, *(t.detach() for t in others)))
+        if self.graded and tile.requires_grad:
+            stored = value in self.island.stores
+            self.folded.append((step, get_gradient_edge(tile) if stored else tile, tile.dtype, others))
+
+    def _beside(self, call: Call, box: Box) -> list[Tensor]:
+        """What a fold reads besides its first input, by box."""
+        boxes = self.owner.executor.reduction(call.node.name).beside(call, box)
+        for name, part in zip(call.node.reads[1:], boxes, strict=True):
+            self._load(Load(name, part))
+        return [self.values[name][0] for name in call.node.reads[1:]]
+
+    # -- backward ------------------------------------------------------------------------------------------------------
+
+    def backward(self) -> None:
+        """Gradients of everything the island read, from those of what it made."""
+        try:
+            roots, grads = self._seeds()
+            fresh = [leaf for leaf in self.whole.values() if leaf.grad is None]
+            self.stored, self.folded, self.tokens = [], [], []
+            if roots:
+                torch.autograd.backward(roots, grads)  # type: ignore[arg-type]  # takes both kinds
+            self._settle(fresh, grads)
+        finally:
+            self.close()
+
+    def _seeds(self) -> tuple[list[Root], list[Tensor]]:
+        run = self.owner
+        roots: list[Root] = list(self.tokens)
+        grads = [torch.empty_like(token) for token in self.tokens]
+        for step, edge, dtype in self.stored:
+            if (grad := run.gradient(step.value, step.box)) is not None:
+                roots.append(edge)
+                grads.append(grad.to(dtype))
+        with torch.enable_grad():
+            for fold in self.folded:
+                for root, grad in self._unfold(*fold):
+                    roots.append(root)
+                    grads.append(grad)
+        return roots, grads
+
+    def _unfold(self, step: Fold, source: Root, dtype: torch.dtype, others: list[Tensor]) -> list[tuple[Root, Tensor]]:
+        """A fold's part in the gradient of what it folds."""
+        run = self.owner
+        call, op = run.executor.calls[step.node], run.executor.reduction(step.node)
+        grad = run.gradient(call.node.outputs[0], None)
+        if grad is None:
+            return []
+        place = Place(run.extent(call.node.outputs[0]), (step.box,))
+        total = run.totals[step.node]
+        if isinstance(source, Tensor):
+            result = op.surrogate(call, source, total, place, *others)
+            return [(result, grad.to(result.dtype).reshape(result.shape))] if result.requires_grad else []
+        tile = run.read(call.node.inputs[0].value, step.box).detach().to(dtype).requires_grad_()
+        result = op.surrogate(call, tile, total, place, *others)
+        seed = grad.to(result.dtype).reshape(result.shape)
+        if not others:
+            return [(source, torch.autograd.grad(result, tile, seed)[0])]
+        torch.autograd.backward(result, seed)  # to the others as well, which are leaves
+        assert tile.grad is not None
+        return [(source, tile.grad)]
+
+    def _settle(self, fresh: Sequence[Tensor], seeds: Sequence[Tensor]) -> None:
+        """Give away the gradients of what the island read. `fresh`: leaves that got their first gradient here.
+
+        A gradient may be a view of a seed or of another's (of a sum over one element, say), and autograd keeps it as it
+        is. More will be added to it in place, so it is given memory of its own, or known to be shared."""
+        sizes = {memory_of(seed): seed.numel() for seed in seeds}
+        for leaf in fresh:
+            if leaf.grad is not None:
+                if memory_of(leaf.grad) in sizes:
+                    leaf.grad = leaf.grad.clone()
+                sizes[memory_of(leaf.grad)] = leaf.grad.numel()
+        for memory, times in Counter(memory_of(grad) for _, _, grad in self.arrived).items():
+            if times > 1:  # of two that are added, say
+                sizes.setdefault(memory, max(g.numel() for _, _, g in self.arrived if memory_of(g) == memory))
+        while self.arrived:
+            name, box, grad = self.arrived.pop(0)
+            shared = memory_of(grad) in sizes
+            alone = grad.numel() == sizes[memory_of(grad)] if shared else fills(grad)
+            if not alone and name not in self.owner.grads:
+                grad, shared = grad.clone(), False  # rule T3
+            self.owner.add_gradient(name, box, grad, shared=shared)
+
+    # -- what a record holds besides values ----------------------------------------------------------------------------
+
+    def own(self) -> dict[str, Tensor]:
+        return {str(at): s.tensor for at, s in enumerate(self._saved()) if s.tensor is not None}
+
+    def _saved(self) -> list[Saved]:
+        assert isinstance(self.hooks, References)
+        return self.hooks.own
+
+    def let_go(self) -> None:
+        """It is away: nothing of it is needed here."""
+        for item in self._saved():
+            item.tensor = None
+
+    def take_back(self, tensors: dict[str, Tensor]) -> None:
+        own = self._saved()
+        for at, tensor in tensors.items():
+            own[int(at)].tensor = tensor
+
+    def close(self) -> None:
+        """Let go of everything. Where a step is interrupted, its seams know the record and autograd knows the seams: a
+        circle that no garbage collector sees through."""
+        self.values.clear()
+        self.whole.clear()
+        self.stored, self.folded, self.tokens = [], [], []
+        self.arrived.clear()
+        self.hooks = None

@@ -1,0 +1,154 @@
+"""A memory-mapped temporary file.
+
+It has no name from the moment it is made, so it is gone whatever happens to the process. Pages are mapped only
+while they are read or written: what waits on disk is not in the process's memory.
+
+Rule F1  Room in the file is taken before pages of it are mapped. A page that has no block on the disk behind it finds
+         that out when it is written to, and a full disk then ends the process (SIGBUS) instead of raising an error.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import IO
+
+import torch
+from torch import Tensor
+
+from ...errors import RunError
+from ...units import format_bytes
+from .base import Layout, Slot, ValueStore
+
+GROWTH = 64 << 20  # the most that is reserved ahead: a halo may be of some kilobytes, and a call to the disk takes time
+ZEROS = bytes(1 << 20)
+
+
+@dataclass(frozen=True)
+class _Spot:
+    """A tensor's place in a file."""
+
+    start: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class _File:
+    """A nameless file that only grows; tensors are mapped one by one."""
+
+    def __init__(self) -> None:
+        try:
+            self.file = tempfile.TemporaryFile(prefix="tilegrad-", buffering=0)  # noqa: SIM115 - lives as long as its owner
+        except OSError as error:
+            raise _no_room(0, error) from error
+        weakref.finalize(self, self.file.close)
+        self.end = self.reserved = 0
+
+    def reserve(self, shape: Sequence[int], dtype: torch.dtype) -> _Spot:
+        """Room for a tensor, filled with zeros."""
+        size = prod(shape) * dtype.itemsize
+        end = self.end + -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+        if end > self.reserved:
+            self._grow(end)
+        spot = _Spot(self.end, tuple(shape), dtype)
+        self.end = end
+        return spot
+
+    def _grow(self, end: int) -> None:
+        """Take room to `end` and, if the disk has it, as much again: a file of many small tensors asks seldom."""
+        ahead = max(end, self.reserved + min(self.reserved, GROWTH))
+        try:
+            self.reserved = _take_room(self.file, self.reserved, ahead)
+        except OSError:
+            try:
+                self.reserved = _take_room(self.file, self.reserved, end)
+            except OSError as error:
+                raise _no_room(end - self.reserved, error) from error
+
+    def open(self, spot: _Spot) -> Tensor:
+        """The tensor itself, in mapped pages; they are unmapped when the last tensor that uses them is gone."""
+        size = prod(spot.shape) * spot.dtype.itemsize
+        if not size:
+            return torch.empty(spot.shape, dtype=spot.dtype)
+        pages = mmap.mmap(self.file.fileno(), size, offset=spot.start)
+        return torch.frombuffer(pages, dtype=spot.dtype).view(spot.shape)
+
+
+def _take_room(file: IO[bytes], start: int, end: int) -> int:
+    """Blocks on the disk for a part of a file; the file's new size. On an error the file is as it was."""
+    try:
+        if not _allocate_blocks(file, start, end):
+            _write_zeros(file, start, end)
+    except OSError:
+        file.truncate(start)
+        raise
+    return end
+
+
+def _allocate_blocks(file: IO[bytes], start: int, end: int) -> bool:
+    """Without writing them. False where the system or its file system cannot."""
+    if not hasattr(os, "posix_fallocate"):  # macOS, Windows
+        return False
+    try:
+        os.posix_fallocate(file.fileno(), start, end - start)
+    except OSError as error:
+        if error.errno in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+            return False
+        raise
+    return True
+
+
+def _write_zeros(file: IO[bytes], start: int, end: int) -> None:
+    file.seek(start)
+    for at in range(start, end, len(ZEROS)):
+        piece = memoryview(ZEROS)[: end - at]
+        while piece:
+            piece = piece[file.write(piece) :]  # an almost full disk takes a part of it
+
+
+def _no_room(size: int, error: OSError) -> RunError:
+    """What a user with a full disk needs to know."""
+    folder = tempfile.tempdir or "the folder for temporary files"  # set where one was found
+    free = f"; {format_bytes(shutil.disk_usage(folder).free)} are free" if os.path.isdir(folder) else ""
+    wanted = f"{size} bytes more ({format_bytes(size)})" if size else "a new file"
+    return RunError(
+        f"no place on disk for {wanted}, where halos and values wait: {error.strerror or error}{free}",
+        where=folder,
+        hint='TMPDIR=FOLDER of a larger disk, a smaller tile=, or halos="host"',
+    )
+
+
+class DiskStore(ValueStore):
+    """Slots share a file; their room is given back with the store."""
+
+    name = "disk"
+
+    def __init__(self) -> None:
+        self._file: _File | None = None
+
+    def reserve(
+        self,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        device: torch.device,
+        layout: Layout,
+        *,
+        zeros: bool,
+    ) -> Slot:
+        self._file = self._file or _File()
+        return _Mapped(self._file, self._file.reserve(shape, dtype))  # which is filled with zeros anyway
+
+
+class _Mapped(Slot):
+    def __init__(self, file: _File, spot: _Spot):
+        self.file, self.spot = file, spot
+
+    def open(self) -> Tensor:
+        return self.file.open(self.spot)

@@ -1,0 +1,31 @@
+"""Convolution, bias and activation: the activation is made where the convolution's result lies.
+
+What a convolution makes is not needed for its backward, and a rectifier's backward needs its own result only. So there
+is one tensor instead of two, and one pass over memory less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+from torch.nn import functional
+
+from ..ops import Call, Place
+from .base import Kernel, first_result
+
+
+class ConvActivation(Kernel):
+    chain = (
+        frozenset({"conv1d", "conv2d", "conv3d", "convolution"}),
+        frozenset({"relu", "leaky_relu"}),
+    )
+
+    def accepts(self, calls: Sequence[Call]) -> bool:
+        return calls[1].node.op == "relu" or float(calls[1].attr("negative_slope", 0.01)) > 0
+
+    def run(self, calls: Sequence[Call], tiles: Sequence[Sequence[Tensor]], place: Place | None) -> Tensor:
+        found = first_result(calls[0], tiles[0], place, tiles[0][0].device)
+        if calls[1].node.op == "relu":
+            return functional.relu_(found)
+        return functional.leaky_relu_(found, float(calls[1].attr("negative_slope", 0.01)))

@@ -1,0 +1,176 @@
+"""`tilegrad.tile`: a module in, a module out, with the same parameters and the same gradients."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, overload
+
+import torch
+from torch import nn
+
+from ..errors import InputError
+from ..importers import LOCK, device_of, export_call, fill, from_shapes, tracing_elsewhere, tracing_here, untouched
+from ..planners import Planning
+from ..schedule import Schedule, format_plan, plan_to_json
+from ..sim.plain import plain_bytes
+from .calls import Calls, ModuleCall, explained
+from .options import Options
+from .runner import Runner
+from .wrapped import Wrapped
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from ..distributed import DistributedModule
+
+
+@overload
+def tile(
+    module: nn.Module,
+    *,
+    budget: str | int | None = None,
+    tile: int | Sequence[int] | Mapping[str, int] | None = None,
+    axes: str | Sequence[str] | None = None,
+    mode: str = "auto",
+    halos: str = "auto",
+    planner: str = "auto",
+) -> TiledModule: ...
+
+
+@overload
+def tile(
+    module: nn.Module,
+    *,
+    mesh: DeviceMesh,
+    budget: str | int | None = None,
+    exchange: str = "auto",
+    timeout: float | None = None,
+) -> DistributedModule: ...
+
+
+def tile(
+    module: nn.Module,
+    *,
+    budget: str | int | None = None,
+    tile: int | Sequence[int] | Mapping[str, int] | None = None,
+    axes: str | Sequence[str] | None = None,
+    mode: str = "auto",
+    halos: str = "auto",
+    planner: str = "auto",
+    mesh: DeviceMesh | None = None,
+    exchange: str = "auto",
+    timeout: float | None = None,
+) -> TiledModule | DistributedModule:
+    """Wrap `module` so that it runs in less memory: same parameters, same outputs, same gradients.
+
+    tile: elements of the input per tile, one number or one per axis.
+    budget: device bytes ("4GiB") that a step may use in all: parameters, their gradients, inputs on the device and
+    everything in between (not the optimizer's state); "0.5 of device" is a share. Of all plans that are predicted to
+    fit, the fastest is used: plain, nodes run again, values on the host, tiles.
+    planner: "auto", or one of "keep", "segments", "recompute", "offload", "mixed", "tile".
+    axes: what to cut, among "n", "d", "h", "w" (default: the image's axes).
+    mode: "stream", "scatter", "gather", "none", or "auto" (stream). halos: kept on "device", "host" or "disk".
+    mesh: ranks that own boxes of the image, a `DeviceMesh` with axes among "batch", "d", "h" and "w"; the budget is
+    then each rank's own. exchange: halos move once per "segment", per "layer", or what is faster ("auto"). timeout:
+    seconds to wait for another rank. See `tilegrad.distributed`.
+    """
+    if mesh is not None:
+        from ..distributed import distribute
+
+        if (tile, axes, mode, halos, planner) != (None, None, "auto", "auto", "auto"):
+            what = "with a mesh there is a budget, but no tile, axes, mode, halos or planner"
+            raise InputError(what, hint='budget="4GiB"')
+        return distribute(module, mesh, budget=budget, exchange=exchange, timeout=timeout)
+    return TiledModule(module, Options.parse(budget, tile, axes, mode, halos, planner))
+
+
+@dataclass
+class _State:
+    """What a tiled module knows besides the module."""
+
+    options: Options
+    calls: Calls[Runner] = field(default_factory=Calls)
+    last: Runner | None = None
+
+
+class TiledModule(Wrapped):
+    """The wrapped module. Planned on first use of an input shape; plans are kept."""
+
+    def __init__(self, module: nn.Module, options: Options):
+        super().__init__(module, _State(options))
+
+    @property
+    def options(self) -> Options:
+        found: Options = self._state.options
+        return found
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TiledModule:
+        return TiledModule(copy.deepcopy(self.module, memo), self.options)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return TiledModule, (self.module, self.options)
+
+    def extra_repr(self) -> str:
+        return f"tiled: {self.options}"
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the last call."""
+        if self._state.last is None:
+            raise InputError("nothing is planned yet", hint="call the module once, or use .plan_for(*inputs)")
+        return Plan(self._state.last.schedule, self._state.last.planning)
+
+    def plan_for(self, *inputs: Any, **kwargs: Any) -> Plan:
+        """Plan for inputs (tensors, or shapes) without running anything."""
+        with LOCK:
+            call = ModuleCall.of(self.module, *from_shapes(self.module, inputs, kwargs))
+            self._state.last = self._runner(call)
+        return self.plan
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        if tracing_here() or (torch.compiler.is_exporting() and not tracing_elsewhere()):
+            return self.module(*args, **kwargs)
+        with LOCK:  # a capture puts other tensors into the module for a moment, which say they lie elsewhere
+            call = ModuleCall.of(self.module, args, kwargs)
+            runner = self._state.last = self._runner(call)
+            tensors, device = runner.captured.bind(call.flat), device_of(self.module)
+        if runner.schedule.mode == "none":
+            return self.module.forward(*args, **kwargs)  # it fits as it is
+        return runner(tensors, device, call.flat)
+
+    def _runner(self, call: ModuleCall) -> Runner:
+        found: Runner | None = self._state.calls.find(call)
+        if found is not None:
+            return found
+        captured = export_call(self.module, call.tree, call.flat, call.names)
+        train = torch.is_grad_enabled()
+        graded = captured.graded(call.flat) if train else []
+        plain = partial(_plain_bytes, self.module, call, train)
+        with explained(self.module):
+            found = Runner(captured, self.options, graded, plain, device_of(self.module))
+        self._state.calls.add(call, found, captured)
+        return found
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will run: printable, with its schedule for those who want every step."""
+
+    schedule: Schedule
+    planning: Planning | None = None  # all candidates, where a budget was given
+
+    def __str__(self) -> str:
+        return format_plan(self.schedule)
+
+    def to_json(self) -> dict[str, Any]:
+        """Mode, phases with their grids, and predicted figures, as plain data."""
+        return plan_to_json(self.schedule)
+
+
+def _plain_bytes(module: nn.Module, call: ModuleCall, train: bool) -> int:
+    with untouched(module):
+        args, kwargs = fill(call.tree, call.flat)
+        return plain_bytes(module, args, kwargs, train=train)

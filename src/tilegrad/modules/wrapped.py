@@ -1,0 +1,132 @@
+"""A module that stands for another, and is it in all but how it runs.
+
+Both share one `__dict__`: parameters, buffers, children, hooks, the training flag and plain attributes are the same
+objects under the same names, whichever of the two is written to. What the wrapper knows besides is kept in slots.
+Methods that the wrapped class has of its own (`train`, `state_dict` with extra state, properties) are its own.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from types import MethodType
+from typing import Any
+
+from torch import nn
+
+from ..errors import InputError, RunError
+
+# What a class may define in its own way, and its parents call on it.
+_ITS_OWN = (
+    "train", "eval", "requires_grad_", "zero_grad", "state_dict", "load_state_dict", "_save_to_state_dict",
+    "_load_from_state_dict", "_apply", "apply", "to", "to_empty", "cuda", "cpu", "float", "double", "half", "bfloat16",
+    "type", "share_memory", "get_submodule", "get_parameter", "get_buffer",
+)  # fmt: skip
+
+
+class _first:
+    """A method that is found before an attribute of the same name."""
+
+    def __init__(self, function: Callable[..., Any]):
+        self.function = function
+
+    def __get__(self, owner: Any, kind: type | None = None) -> Any:
+        return self.function if owner is None else MethodType(self.function, owner)
+
+    def __set__(self, owner: Any, value: Any) -> None:
+        setattr(owner.module, self.function.__name__, value)
+
+
+class Wrapped(nn.Module):
+    """Base of modules that run another one's computation in their own way."""
+
+    __slots__ = ("_tilegrad_module", "_tilegrad_state")
+    _tilegrad_module: nn.Module
+    _tilegrad_state: Any
+
+    def __init__(self, module: nn.Module, state: Any):
+        if not isinstance(module, nn.Module):
+            raise InputError(f"{type(module).__name__} is not an nn.Module", hint="tilegrad.tile(model, …)")
+        if isinstance(module, Wrapped):
+            raise InputError("this module is tiled already", hint="tilegrad.tile(model.module, …)")
+        object.__setattr__(self, "_tilegrad_module", module)
+        object.__setattr__(self, "_tilegrad_state", state)
+        object.__setattr__(self, "__dict__", module.__dict__)
+
+    @property
+    def module(self) -> nn.Module:
+        """The module as it was given."""
+        return self._tilegrad_module
+
+    @property
+    def _state(self) -> Any:
+        return self._tilegrad_state
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError  # pragma: no cover - every wrapper has its own
+
+    @_first
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs in its own way, even where someone has put another `forward` into the module's attributes."""
+        return self._run(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """Anything the wrapped module has, such as `model.features`."""
+        return getattr(self._tilegrad_module, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._tilegrad_module, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._tilegrad_module, name)
+
+    def __len__(self) -> int:
+        return len(self._any)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._any)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._any[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._any[key] = value
+
+    def __delitem__(self, key: Any) -> None:
+        del self._any[key]
+
+    def __contains__(self, item: Any) -> bool:
+        return item in self._any
+
+    @property
+    def _any(self) -> Any:
+        """The module, where it is a sequence or a dict of modules."""
+        return self._tilegrad_module
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __dir__(self) -> list[str]:
+        return sorted({*object.__dir__(self), *dir(self._tilegrad_module)})
+
+    def _get_name(self) -> str:
+        return f"{type(self).__name__}({type(self._tilegrad_module).__name__})"
+
+    def _replicate_for_data_parallel(self) -> Any:
+        raise RunError(
+            "a tiled module cannot be copied to several devices by DataParallel",
+            hint="DistributedDataParallel, or a mesh: tilegrad.tile(model, mesh=…)",
+        )
+
+
+def _delegate(name: str) -> Callable[..., Any]:
+    @functools.wraps(getattr(nn.Module, name))
+    def method(self: Wrapped, *args: Any, **kwargs: Any) -> Any:
+        found = getattr(self.module, name)(*args, **kwargs)
+        return self if found is self.module else found
+
+    return method
+
+
+for _name in _ITS_OWN:
+    setattr(Wrapped, _name, _delegate(_name))

@@ -1,0 +1,182 @@
+"""The full planner: every way to fit a step into a budget, ranked by predicted time."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from ..errors import BudgetError, InputError
+from ..ir import Graph
+from ..sim.machine import Machine
+from ..units import format_bytes
+from .problem import Candidate, Planner, Problem, judge
+
+
+@cache
+def _import_all() -> None:
+    for found in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        import_module(f"{__package__}.{found.name}")
+
+
+def planners() -> dict[str, Planner]:
+    """All there are, those in this folder and those that a user has defined, by name, cheap ones first."""
+    _import_all()
+    found = dict[str, Planner]()
+    for kind in _kinds(Planner):
+        planner = kind()
+        if not planner.name or planner.name == "auto" or planner.name in found:
+            what = f"the planner {kind.__module__}.{kind.__qualname__} has no name of its own: '{planner.name}'"
+            raise InputError(what, hint='name = "mine" in the class')
+        found[planner.name] = planner
+    return dict(sorted(found.items(), key=lambda item: item[1].effort))
+
+
+def _kinds(base: type[Planner]) -> Iterator[type[Planner]]:
+    for kind in base.__subclasses__():
+        yield from _kinds(kind)
+        if kind.propose is not Planner.propose:
+            yield kind
+
+
+def planner_names() -> tuple[str, ...]:
+    """What a user may ask for on one device."""
+    return (*(name for name in planners() if name != "mesh"), "auto")
+
+
+def check_planner(name: str) -> None:
+    if name not in (*planners(), "auto"):
+        raise InputError(f"'{name}' is not a planner", hint=f"one of {', '.join(planner_names())}")
+
+
+@dataclass(frozen=True)
+class Slack:
+    """What a plan leaves free: kernels may want a little more than is predicted."""
+
+    share: float  # of what is not `outside`
+    outside: int  # bytes that are there before and after a step
+
+    def inside(self, budget: int) -> int:
+        return budget - int(self.share * max(0, budget - self.outside))
+
+    def around(self, peak: int) -> int:
+        """The least budget that a peak fits in."""
+        budget = peak if peak <= self.outside else int(self.outside + (peak - self.outside) / (1 - self.share))
+        while self.inside(budget - 1) >= peak > 0:  # what was rounded
+            budget -= 1
+        while self.inside(budget) < peak:
+            budget += 1
+        return budget
+
+
+@dataclass(frozen=True)
+class Planning:
+    """What was asked, all candidates, and the chosen one."""
+
+    graph: Graph = field(repr=False)
+    machine: Machine
+    budget: int
+    plain: Candidate
+    candidates: tuple[Candidate, ...]
+    chosen: Candidate
+
+    def to_json(self) -> dict[str, Any]:
+        base = self.plain.time_s
+        return {
+            "schema": 1,
+            "network": self.graph.name,
+            "machine": self.machine.name,
+            "budget_bytes": self.budget,
+            "plain": self.plain.to_json(base, offsets=True),
+            "plan": self.chosen.to_json(base, offsets=True),
+            "candidates": [c.to_json(base) | {"fits": c.peak_bytes <= self.budget} for c in self.candidates],
+        }
+
+
+def plan_step(problem: Problem, *, planner: str = "auto", slack: Slack | None = None) -> Planning:
+    """The fastest schedule that fits. `slack`: what to leave free."""
+    check_planner(planner)
+    slack = slack or Slack(0.0, 0)
+    asked = planners() if planner == "auto" else {planner: planners()[planner]}
+    budget = slack.inside(problem.budget)
+    plain, found = problem.plain, list[Candidate]()
+    fits = plain is not None and plain.peak_bytes <= problem.budget and "keep" in asked
+    if plain is not None:
+        found.append(plain)
+    if not fits:
+        for each in asked.values():
+            _ask(each, replace(problem, budget=budget), [c for c in found if c.planner in asked], found)
+    chosen = fastest([c for c in found if c.planner in asked], budget)
+    if chosen is None and fits:
+        chosen = plain  # it is what it is: nothing to leave free for
+    if chosen is None:
+        raise _nothing_fits(problem, found, slack, asked)
+    return Planning(problem.graph, problem.machine, problem.budget, plain or found[0], tuple(found), chosen)
+
+
+def _ask(planner: Planner, problem: Problem, usable: Sequence[Candidate], found: list[Candidate]) -> None:
+    """Add to `found` what a planner proposes, unless one of the `usable` candidates is faster than it can be."""
+    best = fastest(usable, problem.budget)
+    if planner.name == "keep" and problem.plain is not None:
+        return  # known already
+    if best is not None and best.time_s <= planner.fastest_s(problem):
+        return
+    for candidate in candidates(problem, planner):
+        found.append(candidate)
+        if planner.ordered and found[-1].peak_bytes <= problem.budget:
+            break
+
+
+def candidates(problem: Problem, planner: Planner) -> Iterator[Candidate]:
+    """What a planner proposes, with what it costs; whether it fits is for the reader to see."""
+    return (judge(problem, planner.name, proposal) for proposal in planner.propose(problem))
+
+
+def fastest(candidates: Sequence[Candidate], budget: int) -> Candidate | None:
+    """The least time that fits; at equal time the smaller peak."""
+    fitting = [c for c in candidates if c.peak_bytes <= budget]
+    return min(fitting, key=lambda c: (c.time_s, c.peak_bytes), default=None)
+
+
+def sweep(problem: Problem, budgets: Sequence[int], **options: Any) -> list[Planning]:
+    """Plans for several budgets, in their order. A plan for less serves for more: time never rises with the budget."""
+    best: Candidate | None = None
+    found: dict[int, Planning] = {}
+    for budget in sorted(set(budgets)):
+        planning = plan_step(replace(problem, budget=budget), **options)
+        if best is not None and best.time_s < planning.chosen.time_s:
+            planning = replace(planning, candidates=(*planning.candidates, best), chosen=best)
+        best, found[budget] = planning.chosen, planning
+    return [found[budget] for budget in budgets]
+
+
+def _nothing_fits(problem: Problem, found: Sequence[Candidate], slack: Slack, asked: dict[str, Planner]) -> BudgetError:
+    """The smallest feasible budget, and what stands in the way of less."""
+    plain_too = tuple(asked) != ("tile",)  # every other planner may also just keep everything
+    options = [(c.peak_bytes, _why(c)) for c in found if c.planner in asked or (c.planner == "keep" and plain_too)]
+    options += [option for planner in asked.values() for option in planner.least(problem)]
+    if not options:
+        name = next(iter(asked))
+        return BudgetError(f"the planner '{name}' has no plan for this network", hint='planner="auto"')
+    least, where = min(options)
+    least = slack.around(least)
+    place, more = ("", "a smaller batch") if problem.ranks is None else (" on a rank", "more ranks")
+    return BudgetError(
+        f"nothing fits {format_bytes(problem.budget)}{place}: the smallest plan found needs {format_bytes(least)} "
+        f"({least} bytes)",
+        where=where,
+        hint=f'budget="{-(-least // 2**20)}MiB", or {more}',
+    )
+
+
+def _why(candidate: Candidate) -> str:
+    if candidate.where:
+        return f"{candidate.detail}: {candidate.where}" if candidate.planner == "mesh" else candidate.where
+    if candidate.memory is None or not candidate.memory.alive:
+        return f"{candidate.planner}: {candidate.detail}"
+    largest = candidate.memory.alive[0]
+    return f"{candidate.planner}, while it holds {largest.value} ({format_bytes(largest.bytes)}) of {largest.source}"

@@ -1,0 +1,374 @@
+"""Who owns what, who needs what of whom, and when: the plan of a step on a mesh, the same on every rank.
+
+- Every value that is kept (inputs, outputs, what later phases read, parameters that live on space) is *owned* by box.
+- A phase is one walk over local nodes. A rank makes its own share of what the phase stores, and for that reads boxes
+  that may reach into its neighbours': the *halo*. What lies between is computed by both.
+- Halos of a value are *exchanged* once, before the first phase that reads them, wide enough for all that follow. In
+  backward their gradients go back once, and are summed by the owner.
+
+Everything follows from box rules, so no rank has to ask another what it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from ...bounds import AXES, Axes, Cuts, Line, Placement, Spans, Tiling, label_axes, needed_gradients, place_values
+from ...bounds.lines import line_of, tile_line
+from ...bounds.mesh import Coords, Mesh, check_fits
+from ...errors import GridError
+from ...ir import Build, Graph, Kind, Node
+from ...ops import Reduction, find
+from ...region import Box, Interval
+from ...schedule import Exchange, Finish, Islands, Schedule, ScheduleStep, Seat, Strip, Sum, TilePhase, Turn
+from ...schedule.schedule import backward_steps, backward_uses, forward_uses, run_steps, with_frees
+from ..tiling import leading_to, whole_phase, works_cheaply
+
+Key = tuple[int, tuple[str, ...]]  # a phase: its number and the axes of its walk
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A phase before it is a rank's: its lines, and for every axis what each index of the mesh does there."""
+
+    key: Key
+    nodes: tuple[Node, ...]
+    folds: tuple[Node, ...]
+    stores: tuple[str, ...]
+    lines: Mapping[str, Line]
+    spans: Mapping[str, tuple[Spans, ...]]  # by axis, by index in the mesh
+
+    @cached_property
+    def boxed(self) -> tuple[str, ...]:
+        """What is read by box."""
+        return tuple(dict.fromkeys(v for line in self.lines.values() for v in line.sources))
+
+    @cached_property
+    def whole(self) -> tuple[str, ...]:
+        """What is read whole."""
+        made = {n.outputs[0] for n in self.nodes}
+        return tuple(dict.fromkeys(v for n in self.nodes for v in n.reads if v not in made and v not in self.boxed))
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A box of a value that one rank owns and another needs."""
+
+    value: str
+    owner: Coords
+    reader: Coords
+    box: Box
+
+
+@dataclass(frozen=True)
+class MeshPlan:
+    graph: Graph = field(repr=False)
+    axes: Axes = field(repr=False)
+    mesh: Mesh
+    placement: Placement = field(repr=False)
+    walks: tuple[Walk, ...] = field(repr=False)
+    mode: str = "scatter"
+
+    # -- boxes ---------------------------------------------------------------------------------------------------------
+
+    def owned(self, value: str, coords: Coords) -> Box:
+        """The box of a value that a rank answers for; whole along axes that it is not cut along."""
+        sides = [Interval(0, n) for n in self.graph.shape(value)]
+        for axis in self.placement.cut[value]:
+            dim, at = self.axes.dims[value][axis], self.mesh.index(coords, axis)
+            cuts = self.mesh.cuts(axis, sides[dim].size)
+            sides[dim] = Interval(cuts[at], cuts[at + 1])
+        return Box(sides)
+
+    def needed(self, value: str, coords: Coords) -> Box:
+        """The box of a value that a rank reads in any phase."""
+        sides = list(self.owned(value, coords))
+        for axis in self.placement.cut[value]:
+            dim, at = self.axes.dims[value][axis], self.mesh.index(coords, axis)
+            found = Interval(0, 0)
+            for walk in self.readers[value]:
+                tracked = axis in walk.spans and value in walk.spans[axis][at].held
+                spans = walk.spans[axis][at].held[value] if tracked else [Interval(0, self.graph.shape(value)[dim])]
+                for span in spans:
+                    found = found.hull(span)
+            sides[dim] = found
+        return Box(sides)
+
+    def region(self, value: str, coords: Coords) -> Box:
+        """What a rank allocates: its own box with margins for what it needs of others."""
+        owned, needed = self.owned(value, coords), self.needed(value, coords)
+        if needed.empty:
+            return owned
+        return needed if owned.empty else owned.hull(needed)
+
+    @cached_property
+    def readers(self) -> dict[str, list[Walk]]:
+        found: dict[str, list[Walk]] = {v.name: [] for v in self.graph.values}
+        for walk in self.walks:
+            for value in (*walk.boxed, *walk.whole):
+                found[value].append(walk)
+        return found
+
+    # -- exchange ------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def exchanges(self) -> dict[Key, tuple[str, ...]]:
+        """The values whose halos are exchanged before each phase: those it is the first to read."""
+        found: dict[Key, list[str]] = {walk.key: [] for walk in self.walks}
+        for value, walks in self.readers.items():
+            if walks and self.placement.cut[value]:
+                found[walks[0].key].append(value)
+        return {key: tuple(values) for key, values in found.items()}
+
+    def returns(self, needs: Collection[str]) -> Iterator[tuple[str, ...]]:
+        """The values whose halos' gradients go back together, in the order of a backward pass."""
+        for walk in reversed(self.walks):
+            yield self._stored(walk, needs)
+            yield from ((v,) for v in self._first_read(walk, needs) if self.placement.cut[v])
+        yield self._cut_inputs(needs)
+
+    def _stored(self, walk: Walk, needs: Collection[str]) -> tuple[str, ...]:
+        return tuple(name for name in walk.stores if name in needs and self.placement.cut[name])
+
+    def _first_read(self, walk: Walk, needs: Collection[str]) -> tuple[str, ...]:
+        """Parameters that no earlier walk reads: their gradients are complete when this one has run backward."""
+        mine = dict.fromkeys((*walk.boxed, *walk.whole))
+        weights = [v for v in mine if self.graph.value[v].kind is Kind.PARAMETER and v in needs]
+        return tuple(v for v in weights if self.readers[v][0] is walk)
+
+    def _cut_inputs(self, needs: Collection[str]) -> tuple[str, ...]:
+        return tuple(v.name for v in self.graph.of_kind(Kind.INPUT) if v.name in needs and self.placement.cut[v.name])
+
+    def moves(self, value: str) -> tuple[Transfer, ...]:
+        """All boxes of a value that change hands, in an order all ranks agree on."""
+        if value not in self._moves:
+            self._moves[value] = tuple(self._find_moves(value))
+        return self._moves[value]
+
+    @cached_property
+    def _moves(self) -> dict[str, tuple[Transfer, ...]]:
+        return {}
+
+    def _find_moves(self, value: str) -> Iterator[Transfer]:
+        cut = self.placement.cut[value]
+        for reader in self.mesh.coords():
+            needed = self.needed(value, reader)
+            for owner in self.mesh.alike(reader, cut):
+                if owner != reader and not (box := needed.meet(self.owned(value, owner))).empty:
+                    yield Transfer(value, owner, reader, box)
+
+    # -- a rank's part -------------------------------------------------------------------------------------------------
+
+    def schedule(self, coords: Coords, graded: Collection[str] = (), *, kept: bool = True) -> Schedule:
+        """What one rank runs. `graded`: outside values that need a gradient; `kept`: records stay for backward."""
+        phases = self.phases(coords)
+        names = {v.name for v in self.graph.values}
+        mute = {n for n in self.graph.outputs if not self._is_first(n, coords)}
+        seat = Seat(
+            self.mesh.rank(coords),
+            {name: self.owned(name, coords) for name in names},
+            {name: self.region(name, coords) for name in names},
+            frozenset(mute),
+        )
+        keep = frozenset(p.name(tile) for p in phases for tile in p.tiles()) if kept else frozenset[str]()
+        needs = needed_gradients(self.graph, graded)
+        steps = with_frees(self.graph, phases, list(self._groups(phases, coords, needs, keep)))
+        return Schedule(self.graph, self.mode, phases, steps=steps, islands=Islands(phases), seat=seat)
+
+    def exchange_steps(self, coords: Coords, graded: Collection[str] = ()) -> list[Exchange]:
+        """What a rank tells others in a step, in order."""
+        needs = needed_gradients(self.graph, graded)
+        groups = self._groups(self.phases(coords), coords, needs, frozenset())
+        return [step for steps, _ in groups for step in steps if isinstance(step, Exchange)]
+
+    def phases(self, coords: Coords) -> tuple[TilePhase, ...]:
+        return tuple(self._phase(walk, coords) for walk in self.walks)
+
+    def _is_first(self, name: str, coords: Coords) -> bool:
+        """Does the gradient of an output count here?"""
+        cut = self.placement.cut[name]
+        return all(coords[k] == 0 for k, axis in enumerate(self.mesh.axes) if axis not in cut)
+
+    def _groups(
+        self, phases: Sequence[TilePhase], coords: Coords, needs: Collection[str], keep: frozenset[str]
+    ) -> Iterator[tuple[list[ScheduleStep], set[str]]]:
+        """The steps of every phase, forward and back, with what ranks tell each other before and after."""
+        for walk, phase in zip(self.walks, phases, strict=True):
+            steps = self._exchange(self.exchanges[walk.key], coords)
+            steps += run_steps(phase, keep if needs else frozenset())
+            yield steps + [self._finish(fold, coords) for fold in walk.folds], forward_uses(phase)
+        yield [Turn()], {*self.graph.outputs, *(new for _, new in self.graph.updates)}
+        summed = set[str]()
+        for walk, phase in zip(reversed(self.walks), reversed(phases), strict=True) if needs else ():
+            steps = self._exchange(self._stored(walk, needs), coords, gradient=True)
+            folds = [fold for fold in walk.folds if fold.outputs[0] in needs]
+            steps += [Sum(fold.outputs[0], self.placement.folds[fold.name]) for fold in folds]
+            steps += backward_steps(phase, keep)
+            for name in self._first_read(walk, needs):
+                steps += self._exchange((name,), coords, gradient=True) if self.placement.cut[name] else []
+                steps.append(self._sum(name))
+                summed.add(name)
+            yield steps, backward_uses(phase, keep)
+        if needs:
+            rest = [v.name for v in self.graph.values if not v.kind.computed and v.name in needs]
+            steps = self._exchange(self._cut_inputs(needs), coords, gradient=True)
+            yield steps + [self._sum(name) for name in rest if name not in summed], set()
+
+    def _sum(self, name: str) -> Sum:
+        return Sum(name, frozenset(self.mesh.axes) - self.placement.cut[name], later=True)
+
+    def _finish(self, fold: Node, coords: Coords) -> Finish:
+        axes = self.placement.folds[fold.name]
+        parts = tuple(self.owned(fold.inputs[0].value, c) for c in self.mesh.alike(coords, axes))
+        return Finish(fold.name, axes, parts)
+
+    def _exchange(self, values: Sequence[str], coords: Coords, *, gradient: bool = False) -> list[ScheduleStep]:
+        """None where no rank has anything to tell."""
+        moves = [move for value in values for move in self.moves(value)]
+        if not moves:
+            return []
+        out = tuple(Strip(m.value, m.box, self.mesh.rank(m.reader)) for m in moves if m.owner == coords)
+        come = tuple(Strip(m.value, m.box, self.mesh.rank(m.owner)) for m in moves if m.reader == coords)
+        gives, takes = (come, out) if gradient else (out, come)  # the adjoint: from the reader to the owner
+        return [Exchange(tuple(values), gives, takes, gradient)]
+
+    def _phase(self, walk: Walk, coords: Coords) -> TilePhase:
+        at = self.walks.index(walk)
+        if not walk.lines:
+            return whole_phase(self.graph, at, walk.nodes, set(walk.stores))
+        tiled = walk.key[1]
+        spans = {axis: walk.spans[axis][self.mesh.index(coords, axis)] for axis in tiled}
+        tiling = Tiling(self.graph, self.axes, tiled, self.mode, walk.nodes, walk.lines, spans)
+        return TilePhase(at, self.graph, walk.nodes, walk.folds, walk.boxed, walk.whole, walk.stores, tiling, tiling)
+
+
+def plan_mesh(
+    graph: Graph, mesh: Mesh, *, exchanged: Collection[str] = (), tiles: Mapping[str, int] | None = None
+) -> MeshPlan:
+    """The plan for a lowered graph. `exchanged`: values whose halos move between ranks although the walk could go on;
+    `tiles`: how many tiles each rank cuts its own box into, by axis."""
+    graph = separate_folds(graph)
+    axes = label_axes(graph)
+    placement = place_values(graph, axes, mesh.axes, {*exchanged, *_before_owned_weights(graph, axes, mesh)})
+    _check_mesh(graph, axes, mesh, placement)
+    mode = "stream" if tiles and max(tiles.values()) > 1 else "scatter"
+    return MeshPlan(graph, axes, mesh, placement, tuple(_walks(graph, axes, mesh, placement, mode, tiles or {})), mode)
+
+
+def _check_mesh(graph: Graph, axes: Axes, mesh: Mesh, placement: Placement) -> None:
+    for axis in mesh.axes:
+        values = [v for v in graph.of_kind(Kind.INPUT) if axis in placement.cut[v.name]]
+        for value in values:
+            check_fits(mesh, axis, value.type.shape[axes.dims[value.name][axis]], f"input '{value.name}'")
+        if not values and mesh.size(axis) > 1:
+            what = f"{mesh.size(axis)} ranks along {axis}, but the network has no input that can be cut along it"
+            raise GridError(what, hint=f"a mesh without {axis}, or layers that read near what they make")
+
+
+def separate_folds(graph: Graph) -> Graph:
+    """A fold accumulates what a walk makes: between two folds a copy stands for that walk."""
+    if not any(_folds_a_fold(graph, node) for node in graph.nodes):
+        return graph
+    build = Build(graph.name)
+    build.values = {v.name: v for v in graph.values}
+    build.updates = list(graph.updates)
+    for node in graph.nodes:
+        if _folds_a_fold(graph, node):
+            source = node.inputs[0]
+            build.source, build.prefix = node.source, f"{node.name}."
+            copy = build.emit("clone", [("self", source.value)], build.type(source.value), {}, "aten.clone.default")
+            node = _reading(node, copy)
+        build.nodes.append(node)
+    return build.graph(graph.outputs)
+
+
+def _folds_a_fold(graph: Graph, node: Node) -> bool:
+    maker = graph.producer.get(node.inputs[0].value) if node.inputs else None
+    return isinstance(find(node), Reduction) and maker is not None and isinstance(find(maker), Reduction)
+
+
+def _reading(node: Node, value: str) -> Node:
+    return replace(node, inputs=(replace(node.inputs[0], value=value), *node.inputs[1:]))
+
+
+def _before_owned_weights(graph: Graph, axes: Axes, mesh: Mesh) -> Iterator[str]:
+    """What an operator reads beside weights that live on space: with its halo exchanged, no weights have to move."""
+    for node in graph.nodes:
+        owned = [
+            slot.value
+            for slot in node.inputs
+            if graph.value[slot.value].kind is Kind.PARAMETER and any(a in axes.dims[slot.value] for a in mesh.axes)
+        ]
+        if owned:
+            yield from (slot.value for slot in node.inputs if slot.value in graph.producer)
+            yield from node.outputs
+
+
+def _walks(
+    graph: Graph, axes: Axes, mesh: Mesh, placement: Placement, mode: str, tiles: Mapping[str, int]
+) -> Iterator[Walk]:
+    kept, replays = _keep(graph, placement)
+    keys = sorted({_key(node, placement) for node in graph.nodes})
+    for key in keys:
+        mine = [n for n in graph.nodes if _key(n, placement) == key]
+        again = replays.get(key, set())
+        nodes = [n for n in graph.nodes if (n in mine and not placement.is_fold(n)) or n.name in again]
+        folds = tuple(n for n in mine if placement.is_fold(n))
+        stores = tuple(n.outputs[0] for n in mine if not placement.is_fold(n) and n.outputs[0] in kept)
+        if not key[1]:
+            yield Walk(key, tuple(nodes), (), stores, {}, {})
+            continue
+        sinks = {*stores, *(f.inputs[0].value for f in folds)}
+        if not sinks:
+            continue
+        nodes = leading_to(sinks, nodes)
+        lines = {axis: line_of(graph, axes, nodes, axis, sinks) for axis in key[1]}
+        spans = {axis: _spans(line, mesh, mode, tiles.get(axis, 1)) for axis, line in lines.items()}
+        yield Walk(key, tuple(nodes), folds, stores, lines, spans)
+
+
+def _key(node: Node, placement: Placement) -> Key:
+    walked = placement.cut[node.outputs[0]] | placement.folds[node.name]
+    return placement.phase[node.name], tuple(axis for axis in AXES if axis in walked)
+
+
+def _spans(line: Line, mesh: Mesh, mode: str, count: int) -> tuple[Spans, ...]:
+    """What every index of the mesh makes along an axis, in `count` tiles."""
+    return tuple(tile_line(line, mode, _cuts(line, mesh, at, count)) for at in range(mesh.size(line.axis)))
+
+
+def _cuts(line: Line, mesh: Mesh, at: int, count: int) -> Cuts:
+    found: dict[str, Sequence[int]] = {}
+    for name in line.sinks:
+        whole = mesh.cuts(line.axis, line.sizes[name])
+        first, size = whole[at], whole[at + 1] - whole[at]
+        found[name] = [first + size * t // count for t in range(count + 1)]
+    return found
+
+
+def _keep(graph: Graph, placement: Placement) -> tuple[set[str], dict[Key, set[str]]]:
+    """Which computed values are kept, and which nodes are run again in which later phase: what is cheap and stands on
+    kept values, as long as it is cut along the same axes."""
+    kept = {name for name in graph.outputs if name in graph.producer}
+    kept |= {new for _, new in graph.updates if new in graph.producer} | (placement.exchanged & graph.producer.keys())
+    replays: dict[Key, set[str]] = {}
+
+    def visit(value: str, key: Key) -> None:
+        maker = graph.producer.get(value)
+        if maker is None or (_key(maker, placement) == key and not placement.is_fold(maker)):
+            return
+        alike = not placement.is_fold(maker) and _key(maker, placement)[1] == key[1] and bool(key[1])
+        if alike and value not in kept and works_cheaply(graph, maker):
+            if maker.name not in replays.setdefault(key, set()):
+                replays[key].add(maker.name)
+                for name in maker.reads:
+                    visit(name, key)
+        else:
+            kept.add(value)
+
+    for node in graph.nodes:
+        for name in node.reads:
+            visit(name, _key(node, placement))
+    return kept, replays

@@ -1,0 +1,1 @@
+"""`tilegrad.record`: what ran in a block of code, when, and in which memory."""

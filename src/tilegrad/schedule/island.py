@@ -1,0 +1,74 @@
+"""An island: nodes that run together on boxes, under one autograd record.
+
+A tile of a walk is an island, and so is a single node, and so is the whole network.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from ..ir import Graph
+from .steps import Compute, Fold, Free, IslandStep, Join, Load, Store
+
+
+@dataclass(frozen=True)
+class Island:
+    """`whole`: stored values that are read whole. `refers`: what its record looks up by name when its backward runs,
+    since it may be freed, moved or made again in between; None: the record itself holds what it needs."""
+
+    name: str
+    steps: tuple[IslandStep, ...] = field(repr=False)
+    whole: frozenset[str] = frozenset()
+    refers: frozenset[str] | None = None
+
+    @cached_property
+    def loads(self) -> tuple[str, ...]:
+        """Stored values that are read by box."""
+        return tuple(dict.fromkeys(step.value for step in self.steps if isinstance(step, Load)))
+
+    @cached_property
+    def nodes(self) -> tuple[str, ...]:
+        return tuple(step.node for step in self.steps if isinstance(step, Compute))
+
+    @cached_property
+    def folds(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(step.node for step in self.steps if isinstance(step, Fold)))
+
+    @cached_property
+    def stores(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(step.value for step in self.steps if isinstance(step, Store)))
+
+    @cached_property
+    def joins(self) -> tuple[Join, ...]:
+        return tuple(step for step in self.steps if isinstance(step, Join))
+
+    @property
+    def saved(self) -> str:
+        """What steps call the memory of its record."""
+        return f"{self.name}.saved"
+
+    def reads(self, graph: Graph) -> tuple[str, ...]:
+        """Stored values that running it reads."""
+        nodes = [graph.node[name] for name in self.nodes]
+        whole = [v for node in nodes for v in node.reads if v in self.whole]
+        beside = [v for name in self.folds for v in graph.node[name].reads[1:]]
+        return tuple(dict.fromkeys((*self.loads, *whole, *beside)))
+
+    def reads_back(self, graph: Graph) -> tuple[str, ...]:
+        """Stored values that its backward reads: what its record refers to, and what a fold had from a stored value."""
+        folded = [graph.node[name].reads[0] for name in self.folds]
+        again = [v for v in folded if v in self.stores]
+        return tuple(dict.fromkeys((*sorted(self.refers or ()), *again)))
+
+
+def touched(graph: Graph, step: IslandStep) -> tuple[str, ...]:
+    """The values a step reads or makes."""
+    match step:
+        case Compute(node=name):
+            node = graph.node[name]
+            return (*node.reads, *node.outputs)
+        case Fold(node=name):
+            return (graph.node[name].inputs[0].value,)
+        case Load(value=value) | Join(value=value) | Store(value=value) | Free(value=value):
+            return (value,)

@@ -1,0 +1,160 @@
+"""A phase: a walk over the tiles of local nodes, or nodes that run once on whole values. Makes an island for each tile.
+
+Between two phases lies what must be whole before anybody goes on: statistics, what a whole node reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import product
+
+from ..bounds import Tiling, call_of
+from ..ir import Graph, Node
+from ..ops import find
+from ..region import Box
+from .island import Island, touched
+from .steps import Compute, Fold, Free, Halo, IslandStep, Join, Load, Store
+
+Tile = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TilePhase:
+    number: int
+    graph: Graph = field(repr=False)
+    nodes: tuple[Node, ...]
+    folds: tuple[Node, ...] = ()
+    boxed: tuple[str, ...] = ()  # stored values read box by box
+    whole: tuple[str, ...] = ()  # stored values read whole: parameters, statistics, all that has no place
+    stores: tuple[str, ...] = ()
+    forward: Tiling | None = None
+    backward: Tiling | None = None
+
+    @property
+    def tiled(self) -> bool:
+        return self.forward is not None
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        return self.forward.grid if self.forward else ()
+
+    @property
+    def made(self) -> tuple[str, ...]:
+        """What is there when the phase has ended."""
+        return (*self.stores, *(fold.outputs[0] for fold in self.folds))
+
+    def tiles(self, *, backward: bool = False) -> list[Tile]:
+        tiling = self.backward if backward else self.forward
+        found: list[Tile] = list(product(*map(range, tiling.grid))) if tiling else [()]
+        return found[::-1] if backward else found
+
+    @cached_property
+    def _islands(self) -> dict[str, Island]:
+        return {}
+
+    def name(self, tile: Tile, *, backward: bool = False) -> str:
+        """`3:0,1`; where backward goes over other tiles than forward, `3:0,1'`."""
+        other = "'" if backward and self.backward is not self.forward else ""
+        return f"{self.number}:{','.join(map(str, tile))}{other}" if self.tiled else str(self.number)
+
+    def island(self, tile: Tile, *, backward: bool = False) -> Island:
+        """What the tile does; made once and kept."""
+        name = self.name(tile, backward=backward)
+        if name not in self._islands:
+            tiling = self.backward if backward else self.forward
+            steps = list(self._tile_steps(tiling, tile) if tiling else self._whole_steps())
+            whole = frozenset(self.whole)
+            self._islands[name] = Island(name, tuple(with_frees(self.graph, steps, whole)), whole)
+        return self._islands[name]
+
+    def steps(self, tile: Tile, *, backward: bool = False) -> tuple[IslandStep, ...]:
+        return self.island(tile, backward=backward).steps
+
+    def _whole_steps(self) -> Iterator[IslandStep]:
+        for node in self.nodes:
+            out = Box.full(self.graph.shape(node.outputs[0]))
+            needs = find(node).needs(call_of(self.graph, node), out)
+            yield Compute(node.name, out, needs or tuple(Box.full(self.graph.shape(name)) for name in node.reads))
+            if node.outputs[0] in self.stores:
+                yield Store(node.outputs[0], out)
+
+    def _tile_steps(self, tiling: Tiling, tile: Tile) -> Iterator[IslandStep]:
+        gather = tiling.mode == "gather"
+        for value in self.boxed:
+            box = tiling.box("held", value, tile)
+            if not box.empty:
+                yield Load(value, box, tiling.box("share", value, tile) if gather else None)
+        folds: dict[str, list[Node]] = {}
+        for node in self.folds:
+            folds.setdefault(node.inputs[0].value, []).append(node)
+        for node in tiling.nodes:
+            value = node.outputs[0]
+            own = tiling.box("own", value, tile)
+            if not own.empty:
+                answers = self._answers(tiling, node, tile, own) if gather else None
+                yield Compute(node.name, own, tiling.reads(node, own), answers)
+            join = self._join(tiling, value, tile) if tiling.mode == "stream" else None
+            if join is not None:
+                yield join
+            share = tiling.box("complete" if gather else "share", value, tile)
+            if value in self.stores and not share.empty:
+                yield Store(value, share)
+            for fold in folds.get(value, ()):
+                if not share.empty:
+                    yield Fold(fold.name, share)
+
+    def _answers(self, tiling: Tiling, node: Node, tile: Tile, own: Box) -> tuple[Box, ...] | None:
+        """Tiles overlap in gather mode: along an axis that an input has not (a weight has none) a tile answers for its
+        share of the output only."""
+        out = node.outputs[0]
+        full, share = Box.full(own.shape), tiling.box("share", out, tile).within(own)
+        found = []
+        for name in node.reads:
+            sides = list(full)
+            for axis in tiling.tiled:
+                if name in self.whole or name not in tiling.spans[axis].share:
+                    dim = tiling.axes.dims[out][axis]
+                    sides[dim] = share[dim]
+            found.append(Box(sides))
+        return tuple(found) if any(box != full for box in found) else None
+
+    def _join(self, tiling: Tiling, value: str, tile: Tile) -> Join | None:
+        """The halos a tile receives and gives for one value, or None where it has none."""
+        own, held = tiling.box("own", value, tile), tiling.box("held", value, tile)
+        dims = [tiling.axes.dims[value][axis] for axis in tiling.tiled]
+        receives, gives = [], []
+        for k in reversed(range(len(dims))):  # the innermost axis first
+            dim = dims[k]
+            # outer axes: what the tile makes itself; inner axes: all it holds
+            sides = [held[d] if d in dims[k + 1 :] else own[d] for d in range(len(own))]
+            sides[dim] = held[dim]._replace(hi=own[dim].lo)
+            if not Box(sides).empty:
+                receives.append(Halo(k, dim, Box(sides), self.name(_beside(tile, k, -1))))
+            if tile[k] + 1 < tiling.grid[k]:
+                after = _beside(tile, k, 1)
+                next_held, next_own = tiling.box("held", value, after), tiling.box("own", value, after)
+                sides[dim] = next_held[dim]._replace(hi=next_own[dim].lo)
+                if not Box(sides).empty:
+                    gives.append(Halo(k, dim, Box(sides), self.name(after)))
+        if not receives and not gives:
+            return None
+        return Join(value, own, held, tuple(receives), tuple(gives))
+
+
+def _beside(tile: Tile, axis: int, by: int) -> Tile:
+    return tuple(t + by * (k == axis) for k, t in enumerate(tile))
+
+
+def with_frees(graph: Graph, steps: list[IslandStep], whole: frozenset[str]) -> Iterator[IslandStep]:
+    """Put a `Free` after the last step that touches a value of the island's own."""
+    last: dict[str, int] = {}
+    for at, step in enumerate(steps):
+        for name in touched(graph, step):
+            last[name] = at
+    for at, step in enumerate(steps):
+        yield step
+        for name in dict.fromkeys(touched(graph, step)):
+            if last[name] == at and name not in whole:
+                yield Free(name)

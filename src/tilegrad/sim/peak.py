@@ -1,0 +1,101 @@
+"""Peak tensor bytes: every storage that is born and dies inside a block, counted, not guessed.
+
+On CUDA the allocator's own counter is used; elsewhere a dispatch mode sees every operator's results (autograd's
+included) and a weak reference to each storage says when it is gone. Memory inside a kernel (workspaces) is not seen.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..torch_private import TorchDispatchMode, pytree
+
+
+class PeakBytes:
+    """`with PeakBytes() as peak: …` then `peak.bytes`: the most that was alive at once beyond what was alive before.
+
+    device: "cuda" counts allocations of that device, anything else counts storages on that kind of device.
+    """
+
+    def __init__(self, device: str | torch.device = "cpu"):
+        self.device = torch.device(device)
+        self.bytes = 0
+        self._mode = _Counter(self.device.type) if self.device.type != "cuda" else None
+        self._before = 0
+
+    @property
+    def now(self) -> int:
+        """Of what was born inside the block, the bytes that are alive."""
+        return self._mode.now if self._mode is not None else torch.cuda.memory_allocated(self.device) - self._before
+
+    @property
+    def highest(self) -> int:
+        """The most so far."""
+        assert self._mode is not None
+        return self._mode.peak
+
+    @highest.setter
+    def highest(self, count: int) -> None:
+        assert self._mode is not None
+        self._mode.peak = count
+
+    def __enter__(self) -> PeakBytes:
+        if self._mode is None:
+            torch.cuda.synchronize(self.device)
+            self._before = torch.cuda.memory_allocated(self.device)
+            torch.cuda.reset_peak_memory_stats(self.device)
+        else:
+            self._mode.__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._mode is None:
+            torch.cuda.synchronize(self.device)
+            self.bytes = torch.cuda.max_memory_allocated(self.device) - self._before
+        else:
+            self._mode.__exit__(*error)  # type: ignore[no-untyped-call]
+            self.bytes = self._mode.peak
+
+
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, kind: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.kind = kind
+        self.now = self.peak = 0
+        self.alive: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for tensor in pytree.tree_leaves((args, kwargs)):
+            if isinstance(tensor, Tensor):
+                self._known(tensor)
+        result = func(*args, **(kwargs or {}))
+        for tensor in pytree.tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self._meet(tensor)
+        return result
+
+    def _known(self, tensor: Tensor) -> None:
+        """An argument that we have not seen born was there before the block."""
+        key = tensor.untyped_storage()._cdata
+        if key not in self.alive:
+            self._watch(tensor, key, 0)
+
+    def _meet(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self.alive and storage.device.type == self.kind:  # fakes are "meta" inside
+            self._watch(tensor, storage._cdata, storage.nbytes())
+
+    def _watch(self, tensor: Tensor, key: int, size: int) -> None:
+        self.alive[key] = size
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(tensor.untyped_storage(), self._gone, key, size)
+
+    def _gone(self, key: int, size: int) -> None:
+        if self.alive.get(key) == size:
+            del self.alive[key]
+            self.now -= size

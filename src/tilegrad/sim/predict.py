@@ -1,0 +1,385 @@
+"""Bytes over time: walk a schedule's steps with the footprints of its islands.
+
+Everything that outlives a step is entered when it is made and struck out when it goes, in the order in which the
+executor makes and frees it. What an island needs while it runs is its footprint's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from ..bounds import needed_gradients
+from ..region import Box
+from ..schedule import (
+    Backward,
+    Compute,
+    Exchange,
+    Finish,
+    Free,
+    Island,
+    Move,
+    Run,
+    Schedule,
+    ScheduleStep,
+    Storage,
+    Sum,
+    Turn,
+)  # fmt: skip
+from ..schedule.whole import NodeIslands, roots_of
+from .footprint import Footprint, Footprints, GraphFootprints, RunKind
+from .ledger import Gradients, Tally
+from .memory import Alive, Memory
+from .offsets import Lifetime
+from .rehearsal import Rehearsals, parameters
+
+HALOS = "(halos and their gradients)"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Bytes on the device. `peak_bytes` is the most a step allocates beyond parameters, their gradients and the
+    inputs; `total_bytes` is the most that is alive, those included."""
+
+    peak_bytes: int
+    total_bytes: int
+    halo_bytes: int  # all halos that are kept at once, wherever they are kept
+    worst: str  # where the peak lies: "backward of 2:0,0"
+    worst_node: str  # the node of that island with the largest output
+    memory: Memory | None = field(default=None, repr=False)  # step by step, with what is alive at the peak
+
+    @property
+    def figures(self) -> dict[str, int | float]:
+        return {"peak_bytes": self.peak_bytes, "total_bytes": self.total_bytes, "halo_bytes": self.halo_bytes}
+
+
+def predict(
+    schedule: Schedule, graded: Sequence[str] | None = None, footprints: Footprints | None = None
+) -> Prediction:
+    """Peak bytes of a schedule. `graded`: outside values that need a gradient."""
+    names = parameters(schedule.graph) if graded is None else list(graded)
+    if footprints is None:
+        explicit = isinstance(schedule.islands, NodeIslands)
+        footprints = (
+            GraphFootprints(schedule.graph) if explicit else Rehearsals(schedule, names if schedule.trains else ())
+        )
+    walk = _Walk(schedule, footprints, names if schedule.trains else ())
+    for at, step in enumerate(schedule.steps):
+        walk.step(at, step)
+    return walk.result()
+
+
+def measure_memory(schedule: Schedule) -> Memory:
+    found = predict(schedule).memory
+    assert found is not None
+    return found
+
+
+class _Walk:
+    def __init__(self, schedule: Schedule, footprints: Footprints, graded: Collection[str]):
+        self.schedule, self.graph, self.footprints = schedule, schedule.graph, footprints
+        self.near = schedule.storage == Storage.DEVICE
+        self.explicit = isinstance(footprints, GraphFootprints)
+        self.needs = needed_gradients(self.graph, graded) if graded else frozenset[str]()
+        self.full = {v.name: schedule.region(v.name) for v in self.graph.values}
+        self.roots = roots_of(self.graph)
+        self.values: set[str] = set()
+        self.born: dict[str, int] = {}
+        self.lifetimes: list[Lifetime] = []
+        self.guests: dict[str, str] = {}  # values in another's memory
+        self.held: dict[str, int] = {}  # by records: how many hold a value
+        self.sizes = Tally()  # of values that are there or held
+        self.saved = Tally()
+        self.holds: dict[str, frozenset[str]] = {}
+        self.back: dict[str, RunKind] = {}
+        self.grads = Gradients(self.graph)
+        self.halos = Tally()
+        self.halo_most = 0
+        self.stays = 0
+        self.away = Tally()
+        self.peak = self.total = 0
+        self.worst = self.worst_node = ""
+        self.alive: list[Alive] = []
+        self.device: list[int] = []
+        self.host: list[int] = []
+        self.labels: list[str] = []
+        self.again = False
+        self.last_run = {step.island: at for at, step in enumerate(schedule.steps) if isinstance(step, Run)}
+        ends: dict[str, int] = {}
+        for at, step in enumerate(schedule.steps):
+            if isinstance(step, Backward):
+                ends |= dict.fromkeys(self._made(schedule.islands[step.island]), at)
+        self.ends: dict[int, list[str]] = {}
+        for name, at in ends.items():
+            self.ends.setdefault(at, []).append(name)
+
+    def _made(self, island: Island) -> tuple[str, ...]:
+        return (*island.stores, *(self.graph.node[name].outputs[0] for name in island.folds))
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def step(self, at: int, step: ScheduleStep) -> None:
+        """Each leaves one mark."""
+        self.at = at
+        match step:
+            case Run(island=name, keep=keep):
+                self._run(at, self.schedule.islands[name], keep)
+            case Backward(island=name):
+                self._backward(at, self.schedule.islands[name])
+            case Finish(node=name):
+                self._have(self.graph.node[name].outputs[0])
+                self._mark(0, f"the result of {name}", None)
+            case Turn():
+                self.again = True
+                self._turn()
+                self._mark(0, "the caller's gradients", None)
+            case Exchange():
+                self._exchange(step)
+            case Sum(value=name):
+                self._mark(self._bytes(name), f"the sum of {name}", None)
+            case Free(value=value):
+                self._mark(0, f"free {value}", None)
+                self._free(value)
+            case Move(value=value, store=Storage.DEVICE):
+                self._fetch(value)
+            case Move(value=value):
+                self.away[value] = self._here(value)
+                self._mark(0, f"move {value}", None)
+
+    def _turn(self) -> None:
+        """The caller brings the gradients of the outputs, and holds them to the end."""
+        for name in dict.fromkeys(self.graph.outputs):
+            times, size = self.graph.outputs.count(name), self._bytes(name)
+            if name in self.needs:
+                self.stays += times * size
+                self.grads.put(name, f"caller's {name}", size if times > 1 else 0)
+                if times == 1:
+                    self.grads.lent.add(name)
+
+    def _run(self, at: int, island: Island, keep: bool) -> None:
+        absent = frozenset(v for v in self.schedule.written[at] if v not in self.values)
+        if self.again and self.schedule.is_for_backward(at) and not self._asked(island):
+            self._mark(0, f"no gradient for {island.name}", None)
+            return
+        last = self.last_run[island.name] == at
+        summed = frozenset(name for name in island.reads(self.graph) if name in self.grads) if keep else frozenset()
+        if keep and not self.again:  # its backward comes later
+            summed = self._summed_later(island)
+        if last:
+            self._take_halos(island)
+        how = RunKind(keep, self.again, last, absent, summed)
+        found = self.footprints.of(island, how)
+        if self.explicit:
+            self._run_explicit(found, island)
+            return
+        self._mark(found.run_peak, f"{'again' if self.again else 'forward'} {island.name}", island)
+        for name, size in found.values.items():
+            self._have(name, size)
+        for name in absent:
+            self.values.add(name)
+            owner = self.roots.root[found.lies_in[name]] if name in found.lies_in else name
+            if owner not in (name, self.roots.root[name]):
+                self._hold(owner)
+                self.guests[name] = owner
+        if not self.again:
+            for join in island.joins:
+                for halo in join.gives:
+                    self.halos[join.value, island.name, halo.peer] = self._bytes(join.value, halo.box)
+            self.halo_most = max(self.halo_most, self.halos.total)
+        self.stays += found.stays
+        if keep:
+            self.saved[island.name], self.holds[island.name], self.back[island.name] = found.saved, found.holds, how
+            for name in found.holds:
+                self._hold(name)
+
+    def _run_explicit(self, found: Footprint, island: Island) -> None:
+        """A node of a training graph: all that it needs are values."""
+        twice = {name: size for name, size in found.values.items() if name in self.sizes}  # made while it is there
+        for name, size in found.values.items():
+            if name not in twice:
+                self._have(name, size)
+        self._mark(sum(twice.values()), island.name, island)
+        for name, size in twice.items():
+            self._have(name, size)
+
+    def _asked(self, island: Island) -> bool:
+        keys = (("gradient", join.value, island.name, halo.peer) for join in island.joins for halo in join.gives)
+        return any(name in self.grads for name in self._made(island)) or any(key in self.halos for key in keys)
+
+    def _exchange(self, step: Exchange) -> None:
+        for strip in step.takes:
+            if not step.gradient:
+                self._have(strip.value)
+            elif strip.value in self.needs and strip.value not in self.grads:
+                self.grads.put(strip.value, (strip.value, self.at), self._bytes(strip.value))
+        sent = sum(self._bytes(strip.value, strip.box) for strip in (*step.gives, *step.takes))
+        self._mark(sent, f"{'gradients of halos' if step.gradient else 'halos'} of {', '.join(step.values)}", None)
+
+    def _summed_later(self, island: Island) -> frozenset[str]:
+        """Of what an island reads, what will have a gradient when its backward runs: others that read it come later."""
+        return frozenset(name for name in island.reads(self.graph) if self._readers_after(island.name, name))
+
+    def _readers_after(self, island: str, name: str) -> bool:
+        return self._last_reader.get(name, island) != island
+
+    @cached_property
+    def _last_reader(self) -> dict[str, str]:
+        """The island whose backward is the first to give a value a gradient."""
+        found: dict[str, str] = {}
+        for step in self.schedule.steps:
+            if isinstance(step, Backward):
+                for name in self.schedule.islands[step.island].reads(self.graph):
+                    found.setdefault(name, step.island)
+        return found
+
+    def _backward(self, at: int, island: Island) -> None:
+        how = self.back.pop(island.name, None)
+        found = self._footprint(island, how) if how is not None else None
+        self._mark(found.back_peak if found is not None else 0, f"backward of {island.name}", island)
+        if found is not None:
+            self._end_record(island)
+            for join in island.joins:
+                if join.value in self.needs:
+                    for halo in join.gives:
+                        self.halos.drop(("gradient", join.value, island.name, halo.peer))
+                    for halo in join.receives:
+                        key = ("gradient", join.value, halo.peer, island.name)
+                        self.halos[key] = self._bytes(join.value, halo.box)
+            for name, (owner, size) in found.gradients.items():
+                self.grads.add(name, owner, size, self.at)
+        for name in self.ends.get(at, ()):
+            self.grads.drop(name)
+
+    def _footprint(self, island: Island, how: RunKind) -> Footprint:
+        """Of a backward, now that it is known what lies where."""
+        summed = frozenset(name for name in island.reads(self.graph) if name in self.grads)
+        lent = frozenset(name for name in summed if self.grads.is_shared(name))
+        return self.footprints.backward(island, replace(how, summed=summed, lent=lent))
+
+    def _end_record(self, island: Island) -> None:
+        self.saved.drop(island.name)
+        for name in self.holds.pop(island.name, ()):
+            self._release(name)
+
+    def _hold(self, name: str) -> None:
+        self.held[name] = self.held.get(name, 0) + 1
+
+    def _release(self, name: str) -> None:
+        self.held[name] -= 1
+        if not self.held[name]:
+            del self.held[name]
+            if name not in self.values:
+                self._die(name)
+
+    def _take_halos(self, island: Island) -> None:
+        for join in island.joins:
+            for halo in join.receives:
+                self.halos.drop((join.value, halo.peer, island.name))
+
+    def _free(self, value: str) -> None:
+        if value not in self.graph.value and value.removesuffix(".saved") in self.saved:
+            name = value.removesuffix(".saved")
+            if value in self.away:
+                self.saved[name] = 0
+            else:
+                self._end_record(self.schedule.islands[name])
+                self.back.pop(name, None)
+        elif value not in self.graph.value:
+            self.grads.drop(value.removesuffix(".grad"))
+        elif value not in self.graph.outputs:
+            for name in [n for n in self.values if self.roots.root[n] == value]:
+                self.values.discard(name)
+                if name not in self.held:
+                    self._die(name)
+                if name in self.guests:
+                    self._release(self.guests.pop(name))
+
+    def _here(self, value: str) -> int:
+        if value in self.graph.value:
+            return self.sizes.get(value, 0)
+        if value.endswith(".saved"):
+            return self.saved.get(value.removesuffix(".saved"), 0)
+        return self.grads.bytes(value.removesuffix(".grad"))
+
+    def _fetch(self, value: str) -> None:
+        size = self.away[value]
+        if value in self.graph.value:
+            self._have(value, size)
+        elif value.endswith(".saved"):
+            self.saved[value.removesuffix(".saved")] = size
+        else:
+            name = value.removesuffix(".grad")
+            self.grads.put(name, (name, self.at), size)
+        self._mark(0, f"fetch {value}", None)
+        self.away.drop(value)  # the copy is given up
+
+    # -- what is there -------------------------------------------------------------------------------------------------
+
+    def _have(self, name: str, size: int | None = None) -> None:
+        if name not in self.values or size is not None:
+            if name in self.sizes:  # made once more while it is there
+                self._die(name, self.at + 1)
+            self.values.add(name)
+            self.sizes[name] = self._stored_bytes(name) if size is None else size
+            self.born[name] = self.at
+
+    def _die(self, name: str, at: int | None = None) -> None:
+        if name in self.sizes:
+            self.lifetimes.append(Lifetime(name, self.sizes[name], self.born[name], self.at if at is None else at))
+            self.sizes.drop(name)
+
+    def _stored_bytes(self, name: str) -> int:
+        """Device bytes of a value that is stored whole."""
+        here = self.near or name in self.graph.outputs or len(self.graph.shape(name)) <= 2
+        return self._bytes(name) if here else 0
+
+    def _bytes(self, name: str, box: Box | None = None) -> int:
+        type_ = self.graph.type(name)
+        return (self.full[name] if box is None else box).volume * type_.item_bytes
+
+    # -- the curve -----------------------------------------------------------------------------------------------------
+
+    def _mark(self, more: int, label: str, island: Island | None) -> None:
+        halos = self.halos.total if self.near else 0
+        weights = self.grads.weights.total
+        now = self.sizes.total + self.saved.total + self.stays + more + halos + self.grads.memories.total
+        self.device.append(now)
+        self.host.append(self.away.total + self.halos.total - halos)
+        self.labels.append(label)
+        if now > self.total:
+            self.total = now
+            self.alive = self._composition(more, label, halos)
+        if now - weights > self.peak:
+            self.peak, self.worst = now - weights, label
+            sizes = {s.node: s.out.volume for s in island.steps if isinstance(s, Compute)} if island else {}
+            self.worst_node = self.graph.node[max(sizes, key=sizes.__getitem__)].describe() if sizes else ""
+
+    def _composition(self, more: int, label: str, halos: int) -> list[Alive]:
+        source = self.graph.producer
+        found = [Alive(str(n), size, source[n].describe() if n in source else "") for n, size in self.sizes.items()]
+        found += [Alive(f"{n}.grad", self.grads.bytes(n), "gradient") for n in self.grads.where]
+        found += [Alive(f"{n}.saved", size, "kept for backward") for n, size in self.saved.items()]
+        found += [Alive("(what runs)", more, label), Alive(HALOS, halos, "tiles before and after")]
+        return [item for item in found if item.bytes]
+
+    def result(self) -> Prediction:
+        outside = self.roots.resident_bytes
+        if self.schedule.seat is not None:
+            names = [v for v in self.graph.values if not v.kind.computed]
+            outside = sum(self.schedule.owned(v.name).volume * v.type.item_bytes for v in names)
+        explicit = self.explicit  # every piece of memory is a value
+        for name in list(self.sizes):
+            self._die(str(name), len(self.device))
+        memory = Memory(
+            device=tuple(outside + count for count in self.device),
+            host=tuple(self.host),
+            peak_bytes=self.total + outside,
+            peak_step=max(range(len(self.device)), key=self.device.__getitem__, default=0),
+            resident_bytes=outside,
+            host_peak_bytes=max(self.host, default=0),
+            alive=tuple(sorted(self.alive, key=lambda item: -item.bytes)),
+            lifetimes=tuple(self.lifetimes) if explicit else (),
+            labels=() if explicit else tuple(self.labels),
+        )
+        return Prediction(self.peak, self.total + outside, self.halo_most, self.worst, self.worst_node, memory)

@@ -1,0 +1,53 @@
+"""All that we use of torch beyond its public API, in one place; a test asks each torch whether it still has it.
+
+Beside these, modules are read by their dictionaries (`_parameters`, `_buffers`, `_forward_hooks`), operators
+by their schemas (`_schema`), and storages are told apart by their address in C (`_cdata`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.modules import module as _module
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+__all__ = [
+    "FakeTensor",
+    "FakeTensorMode",
+    "OpOverload",
+    "TorchDispatchMode",
+    "backward_hooks_everywhere",
+    "backward_node",
+    "backward_task",
+    "next_number",
+    "pytree",
+    "transforms_active",
+    "without_modes",
+    "without_overrides",
+]
+
+NAMES = (  # what must be there
+    "_C._are_functorch_transforms_active",
+    "_C.DisableTorchFunction",
+    "_C._current_graph_task_id",
+    "nn.modules.module._global_backward_hooks",
+    "nn.modules.module._global_backward_pre_hooks",
+    "ops.aten.add.Tensor._schema",
+)
+
+without_modes = _disable_current_modes
+without_overrides: Callable[[], Any] = torch._C.DisableTorchFunction
+transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active  # torch.func.grad, vmap, …
+backward_task: Callable[[], int] = torch._C._current_graph_task_id  # -1 outside of backward
+backward_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", lambda: None)
+next_number: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", lambda: 0)
+
+
+def backward_hooks_everywhere() -> bool:
+    """Has someone hooked the backward pass of all modules?"""
+    return bool(_module._global_backward_hooks or _module._global_backward_pre_hooks)

@@ -1,0 +1,185 @@
+"""A disk that fills up is an error with figures, not the end of the process; and nothing stays behind.
+
+Each case is a process of its own: with a limit on the size of files, or on a file system of a few megabytes that only
+this process sees.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from tilegrad.errors import RunError
+from tilegrad.execution.field import Field
+from tilegrad.execution.shelf import Shelf
+from tilegrad.execution.stores import disk
+from tilegrad.region import Box
+from tilegrad.schedule import Storage
+
+LIMITED = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, resource.RLIM_INFINITY))
+"""
+
+SHELF = """
+import torch
+from tilegrad.errors import RunError
+from tilegrad.execution.shelf import Shelf
+from tilegrad.schedule import Storage
+
+shelf, kept = Shelf(Storage.DISK), 0
+try:
+    for kept in range(100):
+        shelf.put(kept, torch.full((50_000,), kept, dtype=torch.float32))
+except RunError as error:
+    print(error)
+print("kept", kept, "bytes", shelf.bytes)
+assert all(bool((shelf.get(k, last=True) == k).all()) for k in range(kept))
+assert shelf.bytes == 0
+"""
+
+STEP = """
+import gc, os
+import torch
+from torch import nn
+import tilegrad
+from tilegrad.errors import RunError
+from tilegrad.testing import integer_module, integer_tensor
+
+def make_net():
+    return integer_module(nn.Sequential(
+        nn.Conv2d(2, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(16, 3, 3, padding=1)))
+
+def open_files():
+    folder = "/proc/self/fd/"
+    return [os.readlink(folder + fd) for fd in os.listdir(folder) if os.path.islink(folder + fd)]
+
+x, net, plain = integer_tensor((1, 2, 96, 96)), make_net(), make_net()
+for p in net.parameters():
+    p.grad = torch.full_like(p, 7)
+before = {name: t.clone() for name, t in net.state_dict().items()}
+tiled, at = tilegrad.tile(net, tile=16, halos="disk"), "forward"
+try:
+    loss = tiled(x).sum()
+    at = "backward"
+    loss.backward()
+    at = "end"
+except RunError as error:
+    print(error)
+    assert isinstance(error, RuntimeError)
+print("stopped in", at)
+loss = None
+gc.collect()
+assert not any("(deleted)" in link for link in open_files())
+assert not any(name.startswith("tilegrad") for name in os.listdir(os.environ["TMPDIR"]))
+assert at == "backward" or all(torch.equal(t, before[name]) for name, t in net.state_dict().items())
+assert all(bool((p.grad == 7).all()) for p in net.parameters()), "a gradient is half-written"
+net.zero_grad()
+net.load_state_dict(before)
+tilegrad.tile(net, tile=16, halos="device")(x).sum().backward()
+plain(x).sum().backward()
+for a, b in zip(plain.parameters(), net.parameters(), strict=True):
+    torch.testing.assert_close(a.grad, b.grad, rtol=1e-9, atol=1e-9)
+print("works again")
+"""
+
+
+def run_limited(program: str, limit: int, folder: Path) -> str:
+    return _said([sys.executable, "-c", LIMITED.replace("LARGEST_FILE", str(limit)) + program], folder)
+
+
+def run_on_small_disk(program: str, size: str, folder: Path) -> str:
+    """Under a mount that nobody else sees, and that goes with the process."""
+    mount = f'mount -t tmpfs -o size={size} tilegrad-test "{folder}" && exec "$@"'
+    command = [shutil.which("unshare") or "unshare", "--mount", "sh", "-c", mount, "sh", sys.executable, "-c", program]
+    return _said(command, folder)
+
+
+def _said(command: list[str], folder: Path) -> str:
+    environment = {**os.environ, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=300, check=False)
+    assert done.returncode == 0, f"exit code {done.returncode}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def can_mount() -> bool:
+    if sys.platform != "linux" or not shutil.which("unshare"):
+        return False
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["unshare", "--mount", "mount", "-t", "tmpfs", "-o", "size=4k", "tilegrad-test", folder]
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="limits and mounts as Linux has them")
+mounts = pytest.mark.skipif(not can_mount(), reason="may not mount a file system here")
+
+
+@linux
+def test_a_limit_on_files(tmp_path: Path) -> None:
+    said = run_limited(SHELF, 1_000_000, tmp_path)
+    assert "no place on disk for 200704 bytes more (196KiB), where halos and values wait: File too large" in said
+    assert " are free" in said and f"at   {tmp_path}" in said and "try  TMPDIR=" in said
+    assert "kept 4 bytes 800000" in said  # four times 49 pages are below the limit, five are not
+
+
+@mounts
+def test_a_small_disk(tmp_path: Path) -> None:
+    said = run_on_small_disk(SHELF, "1m", tmp_path)
+    assert "No space left on device; " in said and "KiB are free" in said
+    assert "kept 5 bytes 1000000" in said  # all that fits, also where as much again does not
+
+
+@linux
+def test_a_step_under_a_limit(tmp_path: Path) -> None:
+    said = run_limited(STEP, 300_000, tmp_path)
+    assert "File too large" in said and said.endswith("stopped in forward\nworks again\n")
+
+
+@mounts
+def test_a_step_on_a_small_disk(tmp_path: Path) -> None:
+    """Its halos fit, the gradients of what it made do not."""
+    said = run_on_small_disk(STEP, "2m", tmp_path)
+    assert "No space left on device" in said and said.endswith("stopped in backward\nworks again\n")
+
+
+def test_no_folder_for_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(RunError, match="no place on disk for a new file, where halos and values wait: No such file"):
+        Shelf(Storage.DISK).put("x", torch.zeros(3))
+
+
+@pytest.mark.parametrize("blocks", [True, False])
+def test_room_is_taken_in_steps(blocks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of many small tensors asks the disk seldom; where blocks cannot be taken, zeros are written."""
+    if not blocks:
+        monkeypatch.delattr(os, "posix_fallocate", raising=False)
+    asked, take = [], disk._take_room
+
+    def count(file: object, start: int, end: int) -> int:
+        asked.append(end - start)
+        return take(file, start, end)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(disk, "_take_room", count)
+    shelf = Shelf(Storage.DISK)
+    for k in range(300):
+        shelf.put(k, torch.full((1000,), float(k)))
+    assert len(asked) < 12 and sum(asked) < 2 * 300 * 4096
+    assert all(bool((shelf.get(k, last=True) == k).all()) for k in range(300))
+    assert isinstance(shelf.store, disk.DiskStore) and shelf.store._file is not None
+    used = os.fstat(shelf.store._file.file.fileno())
+    assert used.st_size == sum(asked) and (not hasattr(used, "st_blocks") or used.st_blocks * 512 >= sum(asked))
+
+
+def test_a_whole_value_begins_as_zero_and_takes_its_own_room() -> None:
+    whole = Field(Box.full((1, 2, 64, 64)), Storage.DISK)
+    whole.add(Box.full((1, 2, 32, 64)), torch.ones(1, 2, 32, 64))
+    assert float(whole.read(Box.full((1, 2, 64, 64))).sum()) == 2 * 32 * 64
+    assert isinstance(whole._slot, disk._Mapped) and whole._slot.file.reserved == 2 * 64 * 64 * 4
