@@ -6,11 +6,12 @@ by their schemas (`_schema`), and storages are told apart by their address in C 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
+from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.modules import module as _module
@@ -24,8 +25,11 @@ __all__ = [
     "backward_hooks_everywhere",
     "backward_node",
     "backward_task",
+    "clone_each",
+    "copy_each",
     "next_number",
     "pytree",
+    "saving_is_hooked",
     "transforms_active",
     "without_modes",
     "without_overrides",
@@ -34,7 +38,10 @@ __all__ = [
 NAMES = (  # what must be there
     "_C._are_functorch_transforms_active",
     "_C.DisableTorchFunction",
+    "_C._autograd._top_saved_tensors_default_hooks",
     "_C._current_graph_task_id",
+    "_foreach_mul",
+    "_foreach_copy_",
     "nn.modules.module._global_backward_hooks",
     "nn.modules.module._global_backward_pre_hooks",
     "ops.aten.add.Tensor._schema",
@@ -46,6 +53,27 @@ transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_activ
 backward_task: Callable[[], int] = torch._C._current_graph_task_id  # -1 outside of backward
 backward_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", lambda: None)
 next_number: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", lambda: 0)
+
+
+def saving_is_hooked() -> bool:
+    """Does somebody (a checkpoint, `save_on_cpu`) handle what autograd saves?"""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def copy_each(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Many of a type at once, on a GPU."""
+    kinds: dict[object, tuple[list[Tensor], list[Tensor]]] = {}
+    for target, source in zip(targets, sources, strict=True):
+        alike = kinds.setdefault((target.dtype, target.device, source.dtype, source.device), ([], []))
+        alike[0].append(target)
+        alike[1].append(source)
+    for these, those in kinds.values():
+        torch._foreach_copy_(these, those)
+
+
+def clone_each(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """All at once, on a GPU, if they are of one type."""
+    return torch._foreach_mul(list(tensors), 1)
 
 
 def backward_hooks_everywhere() -> bool:

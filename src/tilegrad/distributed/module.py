@@ -20,7 +20,7 @@ from ..execution import Executor, Pass
 from ..importers import HIDDEN, Captured, Snapshot, export_call
 from ..ir import Kind, format_graph
 from ..modules.calls import Calls, ModuleCall
-from ..modules.runner import draws, new_seed, run_pass
+from ..modules.runner import new_seed, run_pass
 from ..modules.wrapped import Wrapped
 from ..planners import MeshProblem
 from ..planners.mesh import RankPlan, plan_rank
@@ -182,7 +182,7 @@ class RankRunner:
 
     def _seed(self) -> int:
         """One seed for all ranks: what is drawn depends on the place, and so on no cut."""
-        return int(self.group.tell("the seed", str(new_seed()))[0]) if draws(self.captured) else 0
+        return int(self.group.tell("the seed", str(new_seed()))[0]) if self.engine.draws else 0
 
     def _bind(self, module: nn.Module, flat: Sequence[Any]) -> dict[str, Tensor]:
         local = [item.local if isinstance(item, Part) else item for item in flat]

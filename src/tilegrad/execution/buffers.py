@@ -6,16 +6,20 @@ remembered, and later nodes that read the same buffer find it. Where a node runs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
 from ..ir import Graph, Node
+from ..torch_private import clone_each
 
 
 class Buffers:
-    def __init__(self, tensors: Mapping[str, Tensor]):
-        self.tensors = tensors
+    """`written`: outside values that nodes write to, which are copied all at once when the first is asked for."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], written: Sequence[str] = ()):
+        self.tensors, self.written = tensors, written
+        self.copies: dict[str, Tensor] | None = None
         self.ran: set[str] = set()  # nodes that write, or read what others wrote
         self.remembered: dict[str, Tensor] = {}  # what nodes wrote to, as it is now
         self.met: dict[tuple[str, str], Tensor] = {}  # what a node read that earlier ones had written to
@@ -29,10 +33,17 @@ class Buffers:
             self.met[node.name, name] = self.remembered[name]
         tensor = self.met.get((node.name, name), tensor)
         if written:
-            tensor = tensor.clone()
+            tensor = self._copy(name, tensor)
             if first:
                 self.remembered[name] = tensor
         return tensor
+
+    def _copy(self, name: str, tensor: Tensor) -> Tensor:
+        if self.copies is None:
+            mine = [n for n in self.written if self.tensors[n].device == tensor.device]
+            self.copies = dict(zip(mine, clone_each([self.tensors[n] for n in mine]), strict=True)) if mine else {}
+        copied = self.copies.pop(name, None)  # for the first who asks; who comes later reads what that one wrote
+        return tensor.clone() if copied is None else copied
 
     def updates(self, graph: Graph, latest: Callable[[str], Tensor]) -> list[tuple[str, Tensor]]:
         """What replaces what."""

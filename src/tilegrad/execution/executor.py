@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from ..bounds import call_of
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from ..bounds import call_of, needed_gradients, reached_by
 from ..kernels import Fused, with_kernels
 from ..ops import Call, Op, Reduction, find
 from ..region import Box
-from ..schedule import Backward, Island, IslandStep, Run, Schedule, ScheduleStep
+from ..schedule import Backward, Compute, Free, Island, IslandStep, Join, Load, Run, Schedule, ScheduleStep, Store
+from .stretch import Stretch, WholeChain, WholeNode, WholeStep
+
+AnyStep = IslandStep | Fused | WholeStep
+ProgramStep = IslandStep | Fused | WholeNode | Stretch
 
 
 class Executor:
@@ -15,11 +21,15 @@ class Executor:
 
     def __init__(self, schedule: Schedule, device: str = "cpu"):
         self.schedule, self.graph, self.device = schedule, schedule.graph, device
-        self._programs: dict[str, tuple[IslandStep | Fused, ...]] = {}
+        self._programs: dict[str, tuple[ProgramStep, ...]] = {}
+        self._plain: dict[str, bool] = {}
+        self._needs: dict[frozenset[str], frozenset[str]] = {}
+        self._reached: dict[frozenset[str], frozenset[str]] = {}
         self.calls: dict[str, Call] = {node.name: call_of(self.graph, node) for node in self.graph.nodes}
         self.ops: dict[str, Op] = {node.name: find(node) for node in self.graph.nodes}
         self.full = {value.name: Box.full(value.type.shape) for value in self.graph.values}
-        self.owned = {value.name: schedule.owned(value.name) for value in self.graph.values}
+        owned = {value.name: schedule.owned(value.name) for value in self.graph.values}
+        self.owned = {name: self.full[name] if box == self.full[name] else box for name, box in owned.items()}
         self.region = {value.name: schedule.region(value.name) for value in self.graph.values}
         self.last_run: dict[str, int] = {}
         self.readers: dict[str, int] = {}  # how many islands read a value whole
@@ -36,6 +46,10 @@ class Executor:
         for name, at in made.items():
             self.ends.setdefault(at, []).append(name)
         self.read_again = frozenset(name for step in schedule.steps[schedule.turn :] for name in self._reads(step))
+        writes = (name for node in self.graph.nodes for name in self.ops[node.name].writes(node))
+        self.written = [name for name in dict.fromkeys(writes) if not self.graph.value[name].kind.computed]
+        self.write_readers = {name: len(self.graph.consumers[name]) for name in self.written}
+        self.draws = any(op.random for op in self.ops.values())
         self.members: dict[str, list[str]] = {}  # values by whose memory they lie in
         for value in self.graph.values:
             root = value.name
@@ -43,11 +57,69 @@ class Executor:
                 root = alias
             self.members.setdefault(root, []).append(value.name)
 
-    def program(self, island: Island) -> tuple[IslandStep | Fused, ...]:
+    def program(self, island: Island) -> tuple[ProgramStep, ...]:
         """An island's steps, made once: several nodes are one step where there is a kernel for them."""
         if island.name not in self._programs:
-            self._programs[island.name] = with_kernels(island, self.graph, self.calls, self.device)
+            steps = with_kernels(island, self.graph, self.calls, self.device)
+            self._programs[island.name] = tuple(_in_stretches(self._with_whole(island, steps)))
         return self._programs[island.name]
+
+    def _with_whole(
+        self, island: Island, steps: Sequence[IslandStep | Fused]
+    ) -> Iterator[IslandStep | Fused | WholeStep]:
+        """With nodes that run whole as such."""
+        all_of = set(island.whole)  # values of which everything is in hand
+        for step in steps:
+            for name, box in self._has(step):
+                if box == self.full[name]:
+                    all_of.add(name)
+                else:
+                    all_of.discard(name)
+            found = self._whole(step)
+            yield found if found is not None and all_of.issuperset((found.out, *found.reads)) else step
+
+    def _whole(self, step: IslandStep | Fused) -> WholeStep | None:
+        match step:
+            case Compute(node=name, out=box, answers=None):
+                call, op = self.calls[name], self.ops[name]
+                written = op.writes(call.node)
+                alone = op.random or call.attr("device") is not None or not call.node.reads
+                alone = alone or any(self.write_readers.get(read, 1) > 1 for read in call.node.reads)
+                return WholeNode(call, op, box, written, alone)
+            case Fused(steps=steps):
+                return WholeChain(step, tuple(self.calls[each.node] for each in steps), steps[-1].out)
+        return None
+
+    def _has(self, step: IslandStep | Fused) -> Iterator[tuple[str, Box]]:
+        """What a step puts into an island's hands."""
+        match step:
+            case Compute(node=name, out=box):
+                yield self.graph.node[name].outputs[0], box
+            case Fused(steps=steps):
+                yield from self._has(steps[-1])
+            case Join(value=value, held=box) | Load(value=value, box=box):
+                yield value, box
+            case Free(value=value):
+                yield value, Box(())
+
+    def is_plain(self, island: Island) -> bool:
+        """Does it run just as a module does: whole, by torch's own rules?"""
+        if island.name not in self._plain:
+            steps = self.program(island)
+            self._plain[island.name] = all(isinstance(step, Stretch | WholeNode | Store | Free) for step in steps)
+        return self._plain[island.name]
+
+    def needs(self, graded: frozenset[str]) -> frozenset[str]:
+        """The values whose gradient is wanted, given the outside values that require one."""
+        if graded not in self._needs:
+            self._needs[graded] = needed_gradients(self.graph, graded)
+        return self._needs[graded]
+
+    def reached(self, outputs: frozenset[str]) -> frozenset[str]:
+        """The values that a gradient of these outputs comes by."""
+        if outputs not in self._reached:
+            self._reached[outputs] = reached_by(self.graph, outputs)
+        return self._reached[outputs]
 
     def made_by(self, island: Island) -> tuple[str, ...]:
         """What an island makes for others."""
@@ -65,3 +137,35 @@ class Executor:
         op = self.ops[node]
         assert isinstance(op, Reduction)
         return op
+
+
+def _in_stretches(steps: Iterable[AnyStep]) -> Iterator[ProgramStep]:
+    """Whole nodes in a row as one step; what they store is stored behind it. What is freed there must be made there:
+    the rest is in other hands."""
+    row: dict[str, WholeStep] = {}  # by what they make
+    freed: list[str] = []
+    behind: dict[str, list[IslandStep]] = {}  # by what is stored
+    for step in steps:
+        if isinstance(step, WholeNode | WholeChain) and not step.alone:
+            row[step.out] = step
+        elif isinstance(step, Store) and step.value in row:
+            behind.setdefault(step.value, []).append(step)
+        elif isinstance(step, Free) and step.value in behind:
+            behind[step.value].append(step)
+        elif isinstance(step, Free) and step.value in row:
+            freed.append(step.value)
+        else:
+            yield from _flushed(row, freed, behind)
+            row, freed, behind = {}, [], {}
+            assert not isinstance(step, WholeChain)
+            yield step
+    yield from _flushed(row, freed, behind)
+
+
+def _flushed(
+    row: Mapping[str, WholeStep], freed: Sequence[str], behind: Mapping[str, Sequence[IslandStep]]
+) -> Iterator[ProgramStep]:
+    if row:
+        yield Stretch(tuple(row.values()), freed)
+    for stores in behind.values():
+        yield from stores

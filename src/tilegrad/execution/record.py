@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from ..errors import InternalError
-from ..ir import Node
 from ..kernels import Fused
 from ..ops import Call, Op, Place
 from ..region import Box
 from ..schedule import Compute, Fold, Free, Island, Join, Load, Store
+from ..torch_private import saving_is_hooked
 from .saved import Adoptions, Enter, Holdings, References, Saved, fills, memory_of, trimmed
 from .seam import JoinFunction, OwnedFunction, Seam
+from .stretch import Stretch, WholeNode, checked
 
 if TYPE_CHECKING:
     from .walk import Pass
@@ -58,9 +58,12 @@ class Record:
         self.tokens: list[Tensor] = []
         self.missing = {v for v in writes if not run.again or v not in run.values}
         self.hooks: References | Adoptions | Holdings | None = None
-        if graded:
-            refers = island.refers is not None
-            self.hooks = References(_lookup(run, island)) if refers else Adoptions() if island.joins else Holdings()
+        if graded and island.refers is not None:
+            self.hooks = References(_lookup(run, island))
+        elif graded and island.joins:
+            self.hooks = Adoptions()
+        elif graded and (saving_is_hooked() or not run.executor.is_plain(island)):
+            self.hooks = Holdings()
 
     @property
     def owner(self) -> Pass:
@@ -79,6 +82,10 @@ class Record:
                 stack.enter_context(self.hooks.hooks())
             for step in self.owner.executor.program(self.island):
                 match step:
+                    case Stretch():
+                        self._run_stretch(step)
+                    case WholeNode():
+                        self._compute_whole(step)
                     case Compute():
                         self._compute(step)
                     case Fused():
@@ -141,6 +148,13 @@ class Record:
                 self.whole[name] = self._enter(name, full, full, run.read(name, full))
         return self.whole[name]
 
+    def _whole(self, name: str) -> Tensor:
+        """A value of which everything is in hand."""
+        known = self.whole.get(name)
+        if known is not None:
+            return known
+        return self._input(name) if name in self.island.whole else self.values[name][0]
+
     def _tensor(self, name: str, box: Box) -> Tensor:
         """A box of a value that this island holds."""
         if name in self.island.whole:
@@ -161,53 +175,41 @@ class Record:
         call, op = run.executor.calls[step.node], run.executor.ops[step.node]
         node, out = call.node, call.node.outputs[0]
         seed = run.seed_of(node.name) if op.random else 0
-        if step.out == run.executor.full[out] and step.answers is None and all(map(self._is_whole, node.reads)):
-            inputs = self._whole_inputs(node, op)
-            result = trimmed(op.run_whole(call, inputs, seed, run.device), inputs)
-        else:
-            pairs = zip(node.reads, step.reads, strict=True)
-            tiles = [self._tensor(name, raw.clip(run.graph.shape(name))) for name, raw in pairs]
-            place = Place(step.out, step.reads, seed, run.device)
-            result = self._run_tiles(step, op, call, tiles, place)
-        if result.shape != step.out.shape:
-            raise InternalError(
-                f"a tile of {tuple(result.shape)} where {step.out.shape} was due", where=node.describe()
-            )
-        self.values[out] = (result, step.out)
+        pairs = zip(node.reads, step.reads, strict=True)
+        tiles = [self._tensor(name, raw.clip(run.graph.shape(name))) for name, raw in pairs]
+        place = Place(step.out, step.reads, seed, run.device)
+        result = self._run_tiles(step, op, call, tiles, place)
+        self.values[out] = (checked(result, step.out, node.describe()), step.out)
+
+    def _run_stretch(self, stretch: Stretch) -> None:
+        buffers, inputs = self.owner.buffers, [self._whole(name) for name in stretch.reads]
+        for node, at in stretch.written:
+            inputs[at] = buffers.read(node, stretch.reads[at], inputs[at], True)
+        buffers.ran.update(stretch.nodes)
+        for name, tensor, box in stretch.run(inputs):
+            self.values[name] = (tensor, box)
+
+    def _compute_whole(self, step: WholeNode) -> None:
+        run, node = self.owner, step.call.node
+        buffers, inputs = run.buffers, [self._whole(name) for name in step.reads]
+        pairs = zip(step.reads, inputs, strict=True)
+        inputs = [buffers.read(node, name, tensor, name in step.written) for name, tensor in pairs]
+        buffers.ran.add(node.name)
+        seed = run.seed_of(node.name) if step.op.random else 0
+        result = trimmed(step.op.run_whole(step.call, inputs, seed, run.device), inputs)
+        self.values[step.out] = (checked(result, step.box, node.describe()), step.box)
 
     def _run_fused(self, fused: Fused) -> None:
         """Several nodes at once."""
         run, first, last = self.owner, fused.steps[0], fused.steps[-1]
         calls = [run.executor.calls[step.node] for step in fused.steps]
-        node = calls[0].node
-        whole = first.out == run.executor.full[node.outputs[0]] and all(map(self._is_whole, node.reads))
         tiles = []
-        for step in fused.steps:
-            pairs = list(zip(run.graph.node[step.node].reads, step.reads, strict=True))
+        for step, call in zip(fused.steps, calls, strict=True):
+            pairs = list(zip(call.node.reads, step.reads, strict=True))
             given = pairs if step is first else pairs[1:]  # the others read what the one before makes
-            tiles.append([self._fused_input(name, raw, whole) for name, raw in given])
-        place = None if whole else Place(first.out, first.reads, 0, run.device)
+            tiles.append([self._tensor(name, raw.clip(run.graph.shape(name))) for name, raw in given])
+        place = Place(first.out, first.reads, 0, run.device)
         self.values[calls[-1].node.outputs[0]] = (fused.kernel.run(calls, tiles, place), last.out)
-
-    def _fused_input(self, name: str, raw: Box, whole: bool) -> Tensor:
-        full = self.owner.executor.full[name]
-        return self._tensor(name, full if whole else raw.clip(self.owner.graph.shape(name)))
-
-    def _is_whole(self, name: str) -> bool:
-        """Is all of a value in hand?"""
-        if name in self.island.whole:
-            return True
-        return name in self.values and self.values[name][1] == self.owner.executor.full[name]
-
-    def _whole_inputs(self, node: Node, op: Op) -> list[Tensor]:
-        written, buffers, found = op.writes(node), self.owner.buffers, []
-        for name in node.reads:
-            tensor = self._tensor(name, self.owner.executor.full[name])
-            if written or buffers.remembered:
-                tensor = buffers.read(node, name, tensor, name in written)
-            found.append(tensor)
-        buffers.ran.add(node.name)
-        return found
 
     def _run_tiles(self, step: Compute, op: Op, call: Call, tiles: list[Tensor], place: Place) -> Tensor:
         if not self.graded or step.answers is None or call.node.outputs[0] not in self.owner.needs:

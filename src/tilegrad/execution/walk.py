@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..bounds import needed_gradients, reached_by
 from ..errors import InternalError, RunError
 from ..ir import Graph, Kind
 from ..ops import Place
@@ -62,8 +61,8 @@ class Pass:
     ):
         self.executor, self.tensors, self.device, self.seed = executor, tensors, device, seed
         self.graph: Graph = executor.graph
-        graded = {name for name, t in tensors.items() if t.requires_grad} if executor.schedule.trains else set()
-        self.needs = needed_gradients(self.graph, graded)
+        trains = executor.schedule.trains
+        self.needs = executor.needs(frozenset(name for name, t in tensors.items() if trains and t.requires_grad))
         self.output_names = self.graph.outputs
         self.values: dict[str, Field] = {}
         self.grads: dict[str, Field] = {}
@@ -74,7 +73,7 @@ class Pass:
         self.halos = Shelf(executor.schedule.storage)
         self.halo_grads = Shelf(executor.schedule.storage)
         self.held_outputs: dict[str, Tensor] = {}
-        self.buffers = Buffers(tensors)
+        self.buffers = Buffers(tensors, executor.written)
         self.ranks = Ranks(self, peers) if peers is not None else None
         self.moves = Mover(device)
         self.away: set[str] = set()
@@ -105,8 +104,8 @@ class Pass:
     def backward(self, grads: Sequence[Tensor | None]) -> dict[str, Tensor]:
         """Gradients of the outside values, given those of the outputs."""
         self.spent = self.again = True
-        given = {n for n, grad in zip(self.graph.outputs, grads, strict=True) if grad is not None}
-        self.reached = reached_by(self.graph, given) & self.needs
+        given = frozenset(n for n, grad in zip(self.graph.outputs, grads, strict=True) if grad is not None)
+        self.reached = self.executor.reached(given) & self.needs
         mute = self.executor.schedule.seat.mute if self.executor.schedule.seat is not None else ()
         for name, grad in zip(self.graph.outputs, grads, strict=True):
             if grad is not None and name in self.needs:
@@ -159,10 +158,7 @@ class Pass:
     def _check_unchanged(self) -> None:
         for name, tensor in self._watched().items():
             if version_of(tensor) != self.versions[name]:
-                raise RunError(
-                    f"'{name}' was written to after the forward pass, and backward needs it as it was",
-                    hint="backward before optimizer.step() and before writing in place to inputs and outputs",
-                )
+                raise _was_changed(f"'{name}'")
 
     def _outside(self, name: str) -> Tensor:
         if name in self.buffers.remembered:
@@ -187,7 +183,7 @@ class Pass:
                 record = self.records.pop(name, None)
                 if record is not None:
                     self.moves.wait(record.island.saved)
-                    record.backward()
+                    self._backward(record)
                 for made in self.executor.ends.get(at, ()):
                     self.grads.pop(made, None)
             case Finish() as step:
@@ -199,6 +195,14 @@ class Pass:
                 self._free(value)
             case Move(value=value, store=store):
                 self._move(value, store)
+
+    def _backward(self, record: Record) -> None:
+        try:
+            record.backward()
+        except RuntimeError as error:
+            if "modified by an inplace operation" not in str(error):
+                raise
+            raise _was_changed("an output, or what it was made from,") from error
 
     def _run(self, at: int, island: Island, keep: bool) -> None:
         if self.again and self.executor.schedule.is_for_backward(at) and not self._asked(island):
@@ -292,8 +296,8 @@ class Pass:
             return self.values[name].read(box)
         if name in self.tensors:
             tensor = self.buffers.before.get(name, self.tensors[name])
-            here = box.within(self.extent(name))
-            found = tensor if here.shape == tuple(tensor.shape) else tensor[here.slices]
+            here = self.extent(name)
+            found = tensor if box is here or box == here else tensor[box.within(here).slices]
             return found.detach().to(self.device, non_blocking=True)
         if box.empty:
             return self.empty(name, box.shape)  # nobody ever made a part of it
@@ -374,6 +378,13 @@ class Pass:
 
     def kind(self, name: str) -> Kind:
         return self.graph.value[name].kind
+
+
+def _was_changed(what: str) -> RunError:
+    return RunError(
+        f"{what} was written to after the forward pass, and backward needs it as it was",
+        hint="backward before optimizer.step() and before writing in place to inputs and outputs",
+    )
 
 
 def seed_of(seed: int, node: str) -> int:

@@ -16,7 +16,6 @@ from ..errors import BudgetError, RunError
 from ..execution import Executor, Pass
 from ..importers import Captured
 from ..ir import Graph, Kind
-from ..ops import find
 from ..planners import (
     Candidate,
     Effort,
@@ -35,6 +34,7 @@ from ..sim.measure import known_machine
 from ..sim.predict import predict
 from ..sim.rehearsal import outside_bytes
 from ..sim.training import training_graph
+from ..torch_private import copy_each
 from ..units import format_bytes
 from .options import Options
 
@@ -92,13 +92,8 @@ class Runner:
     def __call__(self, tensors: Mapping[str, Tensor], device: torch.device, flat: Sequence[Any] = ()) -> Any:
         """Run on what `Captured.bind` gave. `flat`: the tensors among the arguments."""
         check_writable(self.captured, tensors)
-        session = Pass(self.engine, tensors, device, seed=new_seed() if draws(self.captured) else 0)
+        session = Pass(self.engine, tensors, device, seed=new_seed() if self.engine.draws else 0)
         return self.captured.assemble(run_pass(session), flat, tensors)
-
-
-def draws(captured: Captured) -> bool:
-    """Does it have operators that draw random numbers?"""
-    return any(find(node).random for node in captured.graph.nodes)
 
 
 def new_seed() -> int:
@@ -178,9 +173,9 @@ class TiledFunction(Function):
 
 
 def apply_updates(session: Pass, updates: Sequence[tuple[str, Tensor]]) -> None:
-    with torch.no_grad():
-        for name, value in updates:
-            session.tensors[name].copy_(value)
+    if updates:
+        with torch.no_grad():
+            copy_each([session.tensors[name] for name, _ in updates], [value for _, value in updates])
 
 
 def plan_module(graph: Graph, search: TileSearch, budget: int, options: Options, device: torch.device) -> Planning:

@@ -50,28 +50,41 @@ def overload(target: str) -> Any:
         raise InternalError(f"'{target}' is not an operator of torch {torch.__version__}") from None
 
 
+class TorchCall:
+    """A node's own operator, ready to be called with tensors again and again: all else is looked up once."""
+
+    def __init__(self, node: Node):
+        self.function = overload(node.target)
+        self.attrs: dict[str, Any] = {name: decode(value) for name, value in node.attrs.items()}
+        self.pick = self.attrs.pop("output", None)  # which result of an operator that has several
+        self.lists: dict[str, list[int | None]] = {}
+        self.single: list[tuple[str, int]] = []
+        for at, slot in enumerate(node.inputs):
+            base, _, place = slot.arg.partition(".")
+            if place:
+                found = self.lists.setdefault(base, [])
+                found += [None] * (int(place) - len(found))  # what was left out: x[:, index]
+                found.append(at)
+            else:
+                self.single.append((base, at))
+        arguments = self.function._schema.arguments
+        self.first = arguments[0].name if arguments else ""  # some operators take `self` by position only
+
+    def __call__(self, tensors: Sequence[Tensor], **replace: Any) -> Any:
+        """`replace` overrides attributes (a shape, say, that depends on the tile)."""
+        kwargs = {**self.attrs, **replace}
+        for name, at in self.single:
+            kwargs[name] = tensors[at]
+        for name, places in self.lists.items():
+            kwargs[name] = [None if at is None else tensors[at] for at in places]
+        head = (kwargs.pop(self.first),) if self.first in kwargs else ()
+        result = self.function(*head, **kwargs)
+        return result if self.pick is None else result[self.pick]
+
+
 def call(node: Node, tensors: Sequence[Tensor], **replace: Any) -> Any:
-    """Run the node's own operator. `replace` overrides attributes (a shape, say, that depends on the tile)."""
-    kwargs: dict[str, Any] = {name: decode(value) for name, value in node.attrs.items()}
-    lists: dict[str, list[Tensor | None]] = {}
-    for slot, tensor in zip(node.inputs, tensors, strict=True):
-        base, _, place = slot.arg.partition(".")
-        if place:
-            found = lists.setdefault(base, [])
-            found += [None] * (int(place) - len(found))  # what was left out: x[:, index]
-            found.append(tensor)
-        else:
-            kwargs[base] = tensor
-    pick = kwargs.pop("output", None)  # which result of an operator that has several
-    result = _invoke(overload(node.target), kwargs | lists | replace)
-    return result if pick is None else result[pick]
-
-
-def _invoke(function: Any, kwargs: dict[str, Any]) -> Any:
-    first = function._schema.arguments[0].name if function._schema.arguments else None
-    if first in kwargs:  # some operators take `self` by position only
-        return function(kwargs.pop(first), **kwargs)
-    return function(**kwargs)
+    """Run the node's own operator once."""
+    return TorchCall(node)(tensors, **replace)
 
 
 def natural_dtype(node: Node, inputs: Sequence[TensorType]) -> str | None:

@@ -51,6 +51,11 @@ class Call:
         """Position of each tensor argument among the inputs."""
         return {i.arg: at for at, i in enumerate(self.node.inputs)}
 
+    @cached_property
+    def invoke(self) -> aten.TorchCall:
+        """torch's own operator."""
+        return aten.TorchCall(self.node)
+
     def attr(self, name: str, default: Any = None) -> Any:
         found = self.node.attrs.get(name)
         return default if found is None else found
@@ -134,18 +139,27 @@ class Op:
         return None
 
     def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
-        here = {"device": place.device} if place.device is not None and call.attr("device") is not None else {}
-        return aten.call(call.node, tiles, **here)
+        return self.run_native(call, tiles, place.device)
+
+    def run_native(self, call: Call, tensors: Sequence[Tensor], device: torch.device | None) -> Tensor:
+        """torch's own operator; what it would make elsewhere it makes on the device."""
+        if device is not None and call.attr("device") is not None:
+            return call.invoke(tensors, device=device)
+        return call.invoke(tensors)
 
     def run_whole(self, call: Call, tensors: Sequence[Tensor], seed: int, device: torch.device) -> Tensor:
         """All of the output from whole inputs: by torch's own operator where that is the same."""
+        if self.is_native(call):
+            return self.run_native(call, tensors, device)
         full = Box.full(call.out.shape)
         reads = self.needs(call, full) or tuple(Box.full(t.shape) for t in call.inputs)
         place = Place(full, reads, seed, device)
-        if self.native and not self.random and call.node.target.startswith("aten."):
-            return Op.run(self, call, tensors, place)
         boxes = [box.clip(t.shape) for box, t in zip(reads, call.inputs, strict=True)]
         return self.run(call, [t[box.slices] for t, box in zip(tensors, boxes, strict=True)], place)
+
+    def is_native(self, call: Call) -> bool:
+        """Does torch's own operator make all of the output from whole inputs?"""
+        return self.native and not self.random and call.node.target.startswith("aten.")
 
     def writes(self, node: Node) -> tuple[str, ...]:
         """Values that torch's own operator writes to while it trains."""

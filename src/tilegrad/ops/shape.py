@@ -86,6 +86,9 @@ class ViewOp(Op):
                 x = x.narrow(dim, start, length)
         return x.reshape(place.out.shape)
 
+    def is_native(self, call: Call) -> bool:
+        return False
+
     def run_whole(self, call: Call, tensors: Sequence[Tensor], seed: int, device: torch.device) -> Tensor:
         """A value may lie otherwise here than where it was captured (strides of attention differ between kernels), and
         then torch's own view would be refused."""

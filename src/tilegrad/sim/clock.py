@@ -17,7 +17,7 @@ from ..schedule.whole import roots_of
 from .machine import PEER, Machine
 from .rehearsal import shape_of
 
-CALL_S = 3e-5  # Python around one operator on a box, forward; about the same again backward
+PYTHON = 8.0  # launches: Python around one operator on a box, forward; about the same again backward
 DENSE, OTHER = 2.0, 1.5  # backward against forward: two products instead of one; three tensors moved instead of two
 
 
@@ -116,19 +116,19 @@ class _Counted:
         key = shape_of(island)
         if key not in self._known:
             forward = back = 0.0
-            moved = 0
+            moved, call_s = 0, PYTHON * self.machine.launch_s
             for step in island.steps:
                 match step:
                     case Compute(node=name, out=out):
                         once, factor = _box_seconds(self.graph, name, out.volume, self.machine)
-                        forward += once + CALL_S
-                        back += factor * once + CALL_S
+                        forward += once + call_s
+                        back += factor * once + call_s
                     case Join(value=value, held=held, receives=receives, gives=gives):
                         size = self.graph.type(value).item_bytes
                         copied = (2 * held.volume if receives else 0) + 2 * sum(h.box.volume for h in gives)
                         spent = self.machine.seconds(0.0, copied * size, self.graph.type(value).dtype)
-                        forward += spent + CALL_S
-                        back += spent + CALL_S
+                        forward += spent + call_s
+                        back += spent + call_s
                         moved += sum(h.box.volume for h in (*receives, *gives)) * size if self.far else 0
                     case Load(value=value, box=box) | Store(value=value, box=box):
                         if self.far and self.graph.value[value].kind.computed and len(box) > 2:

@@ -18,13 +18,14 @@ from ..torch_private import TorchDispatchMode, pytree
 class PeakBytes:
     """`with PeakBytes() as peak: …` then `peak.bytes`: the most that was alive at once beyond what was alive before.
 
-    device: "cuda" counts allocations of that device, anything else counts storages on that kind of device.
+    device: "cuda" counts allocations of that device, workspaces included, unless `storages` are asked for; anything else
+    counts storages on that kind of device.
     """
 
-    def __init__(self, device: str | torch.device = "cpu"):
+    def __init__(self, device: str | torch.device = "cpu", *, storages: bool = False):
         self.device = torch.device(device)
         self.bytes = 0
-        self._mode = _Counter(self.device.type) if self.device.type != "cuda" else None
+        self._mode = _Counter(self.device.type) if self.device.type != "cuda" or storages else None
         self._before = 0
 
     @property
