@@ -7,19 +7,21 @@ included) and a weak reference to each storage says when it is gone. Memory insi
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..torch_private import TorchDispatchMode, pytree
+from ..torch_private import TorchDispatchMode
+from .blanks import run_blank
 
 
 class PeakBytes:
     """`with PeakBytes() as peak: …` then `peak.bytes`: the most that was alive at once beyond what was alive before.
 
-    device: "cuda" counts allocations of that device, workspaces included, unless `storages` are asked for; anything else
-    counts storages on that kind of device.
+    device: "cuda" counts allocations of that device, workspaces included, unless `storages` are asked for; anything
+    else counts storages on that kind of device.
     """
 
     def __init__(self, device: str | torch.device = "cpu", *, storages: bool = False):
@@ -70,13 +72,14 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.alive: dict[int, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for tensor in pytree.tree_leaves((args, kwargs)):
-            if isinstance(tensor, Tensor):
-                self._known(tensor)
-        result = func(*args, **(kwargs or {}))
-        for tensor in pytree.tree_leaves(result):
-            if isinstance(tensor, Tensor):
-                self._meet(tensor)
+        kwargs = kwargs or {}
+        for tensor in _tensors(args):
+            self._known(tensor)
+        for tensor in _tensors(kwargs.values()):
+            self._known(tensor)
+        result = run_blank(func, args, kwargs) if self.kind == "meta" else func(*args, **kwargs)
+        for tensor in _tensors((result,)):
+            self._meet(tensor)
         return result
 
     def _known(self, tensor: Tensor) -> None:
@@ -100,3 +103,12 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.alive.get(key) == size:
             del self.alive[key]
             self.now -= size
+
+
+def _tensors(items: Iterable[Any]) -> Iterator[Tensor]:
+    """Those among an operator's arguments or results, which are at most lists of them."""
+    for item in items:
+        if isinstance(item, Tensor):
+            yield item
+        elif isinstance(item, list | tuple):
+            yield from _tensors(item)
