@@ -24,15 +24,14 @@ class OneHot(Op):
 
 @op("embedding")
 class Embedding(Op):
+    flops_each = 0.0
+
     def reads(self, call: Call) -> Reads:
         at = call.index["indices"]
         return tuple(
             tuple(Read(k, POINT) for k in range(len(t.shape))) if i == at else whole(t.shape)
             for i, t in enumerate(call.inputs)
         )
-
-    def flops(self, call: Call) -> float:
-        return 0.0
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..ir import Build, TensorType
 from ..region import POINT, Whole
-from .base import Call, Op, Place, Read, Reads, Sample, pointwise, whole
+from .base import Call, Op, Place, Read, Reads, Sample, Weighted, pointwise, whole
 from .registry import op
 
 NONE, MEAN = 0, 1  # ATen's reduction codes; 2 is the sum
@@ -23,13 +23,12 @@ def _shape_of_map(call: Call) -> tuple[int, ...]:
 
 
 class _Loss(Op):
+    flops_each = 8.0
+
     def unreduced(self, call: Call, build: Build, shape: Sequence[int]) -> str:
         attrs = {**call.node.attrs, "reduction": NONE}
         slots = [(i.arg, i.value) for i in call.node.inputs]
         return build.emit(call.node.op, slots, TensorType(tuple(shape), call.out.dtype), attrs, call.node.target)
-
-    def flops(self, call: Call) -> float:
-        return 8.0
 
 
 @op(
@@ -118,11 +117,8 @@ class ClassLoss(_Loss):
 
 
 @op("class_weight")
-class ClassWeight(Op):
+class ClassWeight(Weighted):
     """How much each target counts in a mean: its class's weight, nothing where it is ignored."""
-
-    def reads(self, call: Call) -> Reads:
-        return (pointwise(call.inputs[0].shape, call.out.shape), *(whole(t.shape) for t in call.inputs[1:]))
 
     def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
         target = tiles[0]

@@ -17,6 +17,7 @@ class Slice(Op):
     """`x[..., start:end:step, ...]`. Along a tiled axis it is a crop; elsewhere it cuts channels."""
 
     view = True
+    flops_each = 0.0
 
     def _cut(self, call: Call) -> tuple[int, Crop]:
         dim = call.dim()
@@ -32,9 +33,6 @@ class Slice(Op):
         (x,) = tiles
         dim, crop = self._cut(call)
         return x if crop.step == 1 else x[(slice(None),) * dim + (slice(None, None, crop.step),)]
-
-    def flops(self, call: Call) -> float:
-        return 0.0
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -66,6 +64,7 @@ class Split(Op):
 
     view = True
     native = False
+    flops_each = 0.0
 
     def reads(self, call: Call) -> Reads:
         crop = Crop(call.attr("start", 0), call.out.shape[call.dim()])
@@ -73,9 +72,6 @@ class Split(Op):
 
     def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
         return tiles[0]  # the box that was read is the piece
-
-    def flops(self, call: Call) -> float:
-        return 0.0
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -90,15 +86,13 @@ class Select(Op):
 
     view = True
     native = False
+    flops_each = 0.0
 
     def reads(self, call: Call) -> Reads:
         return (along(call, [call.dim()], keep=False),)
 
     def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
         return tiles[0].select(call.dim(), call.attr("index"))
-
-    def flops(self, call: Call) -> float:
-        return 0.0
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -110,6 +104,8 @@ class Select(Op):
 @op("index_select", "select_scatter", "slice_scatter", "gather", "take_along_dim")
 class AlongDim(Op):
     """Reads and writes anywhere along `dim`, and only there."""
+
+    flops_each = 0.0
 
     def reads(self, call: Call) -> Reads | None:
         rank = len(call.out.shape)
@@ -124,9 +120,6 @@ class AlongDim(Op):
             return (Read(None, Whole(shape[0], 1)),)
         outs = [d for d in range(rank) if d != dim or len(shape) == rank]
         return tuple(Read(None, Whole(n, 1)) if d == dim else Read(d, POINT) for d, n in zip(outs, shape, strict=True))
-
-    def flops(self, call: Call) -> float:
-        return 0.0
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

@@ -14,21 +14,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..ir import Build, TensorType
-from .base import Call, Op, Place, Read, Reads, Reduction, Sample, along, pointwise, whole
+from .base import Call, Op, Place, Read, Reads, Reduction, Sample, Weighted, along, pointwise, whole
 from .registry import op
 
 
 @op("batch_norm", "instance_norm", "group_norm", "_native_batch_norm_legit", "native_group_norm")
-class Norm(Op):
+class Norm(Weighted):
     """Pointwise in the data once its statistics are known; all else is per channel."""
 
     remembers = ("running_mean", "running_var")
-
-    def reads(self, call: Call) -> Reads:
-        return (pointwise(call.inputs[0].shape, call.out.shape), *(whole(t.shape) for t in call.inputs[1:]))
-
-    def flops(self, call: Call) -> float:
-        return 4.0
+    flops_each = 4.0
 
     def lower(self, call: Call, build: Build, tiled: Collection[int]) -> str | None:
         if call.node.op == "group_norm":
@@ -136,15 +131,14 @@ class Moments(Reduction):
 class Normalize(Op):
     """`(x - mean) / sqrt(var + eps) * weight + bias` with `stats` from `moments`."""
 
+    flops_each = 4.0
+
     def reads(self, call: Call) -> Reads:
         data = pointwise(call.inputs[0].shape, call.out.shape)
         # stats has a leading row dimension, then the data's dimensions with the reduced ones of size 1
         stats = pointwise(call.inputs[1].shape[1:], call.out.shape)
         rest = (whole(t.shape) for t in call.inputs[2:])
         return (data, (whole(call.inputs[1].shape)[0], *stats), *rest)
-
-    def flops(self, call: Call) -> float:
-        return 4.0
 
     def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
         x, stats = tiles[0], tiles[1]
@@ -165,11 +159,8 @@ def _on_channel(weight: Tensor, call: Call) -> Tensor:
 
 
 @op("per_channel")
-class PerChannel(Op):
+class PerChannel(Weighted):
     """`x * weight + bias`, one of each per channel."""
-
-    def reads(self, call: Call) -> Reads:
-        return (pointwise(call.inputs[0].shape, call.out.shape), *(whole(t.shape) for t in call.inputs[1:]))
 
     def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
         x = tiles[0]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 
-from .base import Call, Op, Reads, Sample, whole
+from .base import Call, Op, Reads, Sample, Weighted
 from .base import pointwise as broadcast
 from .registry import op
 
@@ -44,10 +44,7 @@ class Pointwise(Op):
 
 
 @op("prelu")
-class Prelu(Op):
-    def reads(self, call: Call) -> Reads:
-        return (broadcast(call.inputs[0].shape, call.out.shape), whole(call.inputs[1].shape))
-
+class Prelu(Weighted):
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield Sample(lambda x, w: F.prelu(x, w), ((1, 3, 5, 6), (3,)))
