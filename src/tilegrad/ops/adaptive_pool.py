@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import product
+from math import prod
 
 import torch
 import torch.nn.functional as F
@@ -60,10 +61,7 @@ class AdaptiveAvg(_Adaptive):
         result, rank = total[0], total[0].dim()
         whole = place or Place(Box.full(call.out.shape), (Box.full(call.inputs[0].shape),))
         if all(n == 1 for n in call.out.shape[-self.spatial :]):
-            count = 1
-            for dim in range(rank - self.spatial, rank):
-                count *= call.inputs[0].shape[dim]
-            return (result / count).to(getattr(torch, call.out.dtype))
+            return (result / prod(call.inputs[0].shape[-self.spatial :])).to(getattr(torch, call.out.dtype))
         for dim in range(rank - self.spatial, rank):
             sizes = torch.tensor(self.sizes(call, whole, dim), dtype=result.dtype, device=result.device)
             result = result / sizes.view(-1, *(1 for _ in range(rank - 1 - dim)))

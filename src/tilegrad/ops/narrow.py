@@ -48,14 +48,11 @@ class CropBox(Slice):
     view = False
 
     def reads(self, call: Call) -> Reads:
-        return (tuple(Read(k, Crop(a, b - a)) for k, (a, b) in enumerate(_ends(call))),)
+        ends = zip(call.attr("start"), call.attr("stop"), strict=True)
+        return (tuple(Read(k, Crop(a, b - a)) for k, (a, b) in enumerate(ends)),)
 
     def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
         return tiles[0].clone()  # the box that was read is the piece
-
-
-def _ends(call: Call) -> list[tuple[int, int]]:
-    return list(zip(call.attr("start"), call.attr("stop"), strict=True))
 
 
 @op("split", "split_with_sizes", "chunk", "tensor_split", "narrow", "unsafe_split", "unsafe_chunk")

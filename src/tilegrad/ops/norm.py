@@ -35,7 +35,7 @@ class Norm(Weighted):
         over = [d for d in range(rank) if d != 1 and (d or call.node.op == "batch_norm")]
         stats = _moments(build, call.node.inputs[0].value, over)
         _update_running(call, build, stats, over)
-        return _normalize(build, call, call.node.inputs[0].value, stats, over)
+        return _normalize(build, call, call.node.inputs[0].value, stats, _affine(call))
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -55,11 +55,13 @@ def _wide(dtype: str) -> str:
     return "float32" if dtype in ("float16", "bfloat16") else dtype
 
 
-def _normalize(build: Build, call: Call, x: str, stats: str, over: Sequence[int], channel: int = 1) -> str:
-    inputs = [("self", x), ("stats", stats)]
-    inputs += [(a, v) for a in ("weight", "bias") if (v := call.arg(a)) is not None]
-    attrs = {"eps": call.attr("eps", 1e-5), "channel": channel}
-    return build.emit("normalize", inputs, build.type(x), attrs)
+def _normalize(build: Build, call: Call, x: str, stats: str, affine: Sequence[tuple[str, str]] = ()) -> str:
+    attrs = {"eps": call.attr("eps", 1e-5), "channel": 1}
+    return build.emit("normalize", [("self", x), ("stats", stats), *affine], build.type(x), attrs)
+
+
+def _affine(call: Call) -> list[tuple[str, str]]:
+    return [(a, v) for a in ("weight", "bias") if (v := call.arg(a)) is not None]
 
 
 def _lower_group(call: Call, build: Build) -> str:
@@ -67,12 +69,10 @@ def _lower_group(call: Call, build: Build) -> str:
     split = TensorType((shape[0], groups, shape[1] // groups, *shape[2:]), call.inputs[0].dtype)
     viewed = build.emit("view", [("self", x)], split, {"size": list(split.shape)}, "aten.view.default")
     stats = _moments(build, viewed, range(2, len(split.shape)))
-    plain = build.emit(
-        "normalize", [("self", viewed), ("stats", stats)], split, {"eps": call.attr("eps", 1e-5), "channel": 1}
-    )
+    plain = _normalize(build, call, viewed, stats)
     back = build.emit("view", [("self", plain)], call.out, {"size": list(shape)}, "aten.view.default")
-    scale = [("self", back)] + [(a, v) for a in ("weight", "bias") if (v := call.arg(a)) is not None]
-    return back if len(scale) == 1 else build.emit("per_channel", scale, call.out, {"channel": 1})
+    affine = _affine(call)
+    return build.emit("per_channel", [("self", back), *affine], call.out, {"channel": 1}) if affine else back
 
 
 def _update_running(call: Call, build: Build, stats: str, over: Sequence[int]) -> None:

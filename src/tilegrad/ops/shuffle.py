@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..region import POINT, Repeat, Slide, Whole
-from .base import Call, Op, Place, Read, Reads, Sample
+from ..region import Repeat, Slide
+from .base import Call, Op, Place, Reads, Sample, imagelike
 from .registry import op
 
 
@@ -18,10 +18,8 @@ class PixelShuffle(Op):
         super().__init__(2)
 
     def reads(self, call: Call) -> Reads:
-        shape, up, down = call.inputs[0].shape, call.attr("upscale_factor"), call.attr("downscale_factor")
-        window, rank = Repeat(up) if up else Slide(down, down), len(shape)
-        lead = tuple(Read(d, POINT) for d in range(rank - 3))
-        return ((*lead, Read(None, Whole(shape[-3], 1)), Read(rank - 2, window), Read(rank - 1, window)),)
+        up, down = call.attr("upscale_factor"), call.attr("downscale_factor")
+        return (imagelike(call, [Repeat(up) if up else Slide(down, down)] * 2),)
 
     def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
         if (factor := call.attr("upscale_factor")) is None:
