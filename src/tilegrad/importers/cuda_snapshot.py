@@ -8,7 +8,7 @@
 - Facts, by device: bytes reserved at the end and at most (reckoned back from the end), bytes allocated and free at the
   end, segments, and `fragmentation`: the share of the reserved bytes that no block uses. Being out of memory is a note.
 
-Seconds count from the first event. A pickle is never loaded: it can run any code. How to write JSON is in the error.
+Seconds count from the first event. A pickle is never loaded: it can run any code (see `formats`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,9 @@ from ..errors import FormatError
 from ..profile import Profile, check_profile
 from ..profile.model import MOST_BYTES
 from .block_lives import Lives
-from .head import read_head
 from .json_walk import JsonWalk, Progress, open_json
 
 FORMAT = "cuda memory snapshot"
-AS_JSON = 'import json, torch; json.dump(torch.cuda.memory._snapshot(), open("snapshot.json", "w"))'
-FROM_PICKLE = 'import json, pickle; json.dump(pickle.load(open("snapshot.pickle", "rb")), open("snapshot.json", "w"))'
 
 _KEYS = rb"segments|device_traces|allocator_settings|external_annotations"
 _HEAD = re.compile(rb'\{\s*"(?:' + _KEYS + rb')"\s*:\s*[\[{]')
@@ -48,12 +45,6 @@ def sniff_pickle(head: bytes) -> bool:
     return len(head) > 1 and head[0] == 0x80 and 2 <= head[1] <= 9
 
 
-def refuse_pickle(name: str) -> FormatError:
-    """The error for a pickle, which says how to write JSON."""
-    hint = f"in place of _dump_snapshot:\n       {AS_JSON}\n       or, of a pickle you trust:\n       {FROM_PICKLE}"
-    return FormatError("a pickle, which can run any code, and is not loaded", where=name, hint=hint)
-
-
 class _Event(NamedTuple):
     micros: int
     order: int
@@ -66,9 +57,6 @@ class _Event(NamedTuple):
 
 def load_cuda_snapshot(path: str | Path, progress: Progress | None = None) -> Profile:
     """The profile in a snapshot. Raises `FormatError` where it cannot be read."""
-    path = Path(path)
-    if sniff_pickle(read_head(path)):
-        raise refuse_pickle(path.name)
     walk = open_json(path, progress)
     reader, seen = _Reader(walk), set[str]()
     for key in walk.members():

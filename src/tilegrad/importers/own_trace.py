@@ -144,10 +144,10 @@ class _Form:
         return self.take(key, lambda v: isinstance(v, list) and all(isinstance(t, str) for t in v), "list of texts", [])
 
     def numbers(self, key: str) -> list[float]:
-        numbers: list[Any] = self.take(
-            key, lambda v: isinstance(v, list) and all(map(_is_number, v)), "list of numbers", []
-        )
-        return [_seconds(number) for number in numbers]
+        def good(value: Any) -> bool:
+            return isinstance(value, list) and all(type(number) in (int, float) for number in value)
+
+        return [_seconds(number) for number in self.take(key, good, "list of numbers", [])]
 
     def table(self, key: str) -> dict[str, Any]:
         return self.take(key, lambda v: isinstance(v, dict), "object", {})
@@ -167,10 +167,6 @@ class _Form:
             )
 
         return tuple(map(tuple, self.take(key, good, "list of shapes", [])))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _seconds(value: float) -> float:
@@ -222,10 +218,6 @@ def _read_block(form: _Form) -> Block:
     )
 
 
-def _read_clock(form: _Form) -> list[float]:
-    return form.numbers("seconds")
-
-
 def _join_clock(records: _Records, ticks: int, walk: JsonWalk) -> tuple[float, ...]:
     parts = sorted(records.found["clock"].items())
     clock: list[float] = []
@@ -243,5 +235,5 @@ _READ: dict[str, Callable[[_Form], Any]] = {
     "operator": _read_operator,
     "idle": _read_operator,
     "block": _read_block,
-    "clock": _read_clock,
+    "clock": lambda form: form.numbers("seconds"),
 }
