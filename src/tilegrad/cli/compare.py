@@ -84,13 +84,8 @@ def _print(found: Comparison, top: int) -> None:
         names = ("", "before", "after", "change", "ratio")
         table = make_table(plain(name or f"{found.before} -> {found.after}"), names, left=("",), overflow="fold")
         for pair in pairs:
-            table.add_row(
-                plain(pair.name),
-                _show(pair, pair.before),
-                _show(pair, pair.after),
-                _change(pair),
-                "-" if pair.ratio is None else f"{pair.ratio:.3f} x",
-            )
+            ratio = "-" if pair.ratio is None else f"{pair.ratio:.3f} x"
+            table.add_row(plain(pair.name), _show(pair, pair.before), _show(pair, pair.after), _change(pair), ratio)
         console.print(table)
 
 

@@ -73,11 +73,8 @@ def run(args: argparse.Namespace) -> int:
     if args.html:
         save_page(_page(title, steps, profile, plan, args), args.html)
     if args.json:
-        print(
-            json.dumps(
-                {"schema": 1, "steps": [_step_json(s) for s in steps], "plan": plan and plan.to_json()}, allow_nan=False
-            )
-        )
+        found = {"schema": 1, "steps": [_step_json(s) for s in steps], "plan": plan and plan.to_json()}
+        print(json.dumps(found, allow_nan=False))
     else:
         _print(title, steps, plan)
     return 0

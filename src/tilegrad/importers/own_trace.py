@@ -28,15 +28,7 @@ T = TypeVar("T")
 
 def load_own_trace(path: str | Path, progress: Progress | None = None) -> Profile:
     """The profile that was written. Raises `FormatError` where it cannot be read."""
-    head: _Head | None = None
-    walk = open_json(path)
-    for key in walk.members():
-        if key == "tilegrad":
-            head = _Head(walk)
-            break
-        walk.skip()
-    if head is None:
-        walk.fail("no 'tilegrad': this is no trace of ours")
+    told, counts = _read_head(open_json(path))
     walk = open_json(path, progress)
     records = _Records(walk)
     for key in walk.members():
@@ -47,36 +39,32 @@ def load_own_trace(path: str | Path, progress: Progress | None = None) -> Profil
             walk.skip()
     walk.end()
     profile = Profile(
-        head.name,
-        head.format,
-        records.whole("operator", head.operators),
-        records.whole("block", head.blocks),
-        _join_clock(records, head.ticks, walk),
-        records.whole("idle", head.idle),
-        one_clock=head.one_clock,
-        facts=head.facts,
-        notes=head.notes,
+        operators=records.whole("operator", counts["operators"]),
+        blocks=records.whole("block", counts["blocks"]),
+        clock=_join_clock(records, counts["ticks"], walk),
+        idle=records.whole("idle", counts["idle"]),
+        **told,
     )
     check_profile(profile)
     return profile
 
 
-class _Head:
-    """What is true of the whole profile."""
-
-    def __init__(self, walk: JsonWalk) -> None:
-        form = _Form(walk, walk.value(), ())
-        schema = form.raw.get("schema")
-        if type(schema) is not int or schema != SCHEMA:
-            hint = "a newer tilegrad" if type(schema) is int and schema > SCHEMA else None
-            walk.fail(f"a trace of ours in schema {str(schema)[:40]}; this version reads {SCHEMA}", hint)
-        self.name, self.format = form.text("name"), form.text("format")
-        self.one_clock = form.truth("one_clock")
-        self.notes = tuple(form.texts("notes"))
-        self.facts = form.table("facts")
-        self.operators, self.idle, self.blocks, self.ticks = (
-            form.count(key) for key in ("operators", "idle", "blocks", "ticks")
-        )
+def _read_head(walk: JsonWalk) -> tuple[dict[str, Any], dict[str, int]]:
+    """What is true of the whole profile, and how many of everything there are."""
+    for key in walk.members():
+        if key == "tilegrad":
+            break
+        walk.skip()
+    else:
+        walk.fail("no 'tilegrad': this is no trace of ours")
+    form = _Form(walk, walk.value(), ())
+    schema = form.raw.get("schema")
+    if type(schema) is not int or schema != SCHEMA:
+        hint = "a newer tilegrad" if type(schema) is int and schema > SCHEMA else None
+        walk.fail(f"a trace of ours in schema {str(schema)[:40]}; this version reads {SCHEMA}", hint)
+    told = {"name": form.text("name"), "format": form.text("format"), "one_clock": form.truth("one_clock")}
+    told |= {"notes": tuple(form.texts("notes")), "facts": form.table("facts")}
+    return told, {key: form.count(key) for key in ("operators", "idle", "blocks", "ticks")}
 
 
 class _Records:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from tilegrad.models._width import scaled
-from tilegrad.models.layers import conv_norm
+from tilegrad.models.layers import conv_norm, scaled
 
 # (channels, kernel) of the convolutions of each stage; a 2x2 max pool stands between two stages.
 _STAGES = (

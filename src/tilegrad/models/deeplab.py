@@ -15,8 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tilegrad.models._width import scaled
-from tilegrad.models.layers import conv_norm
+from tilegrad.models.layers import conv_norm, scaled
 from tilegrad.models.resnet import BasicBlock, initialise, stem
 
 OutputStride = Literal[8, 16]

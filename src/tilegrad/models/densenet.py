@@ -8,8 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tilegrad.models._width import scaled
-from tilegrad.models.layers import PooledClassifier
+from tilegrad.models.layers import PooledClassifier, scaled
 from tilegrad.models.resnet import stem
 
 _LAYERS = (6, 12, 24, 16)  # of each dense block

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from tilegrad.models._width import scaled
-from tilegrad.models.drop_path import DropPath
-from tilegrad.models.layers import PooledClassifier, conv_norm
+from tilegrad.models.layers import DropPath, PooledClassifier, conv_norm, scaled
 from tilegrad.models.mobilenet import InvertedResidual
 from tilegrad.models.resnet import initialise
 

@@ -7,8 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from tilegrad.models._width import scaled
-from tilegrad.models.layers import PooledClassifier, conv_norm
+from tilegrad.models.layers import PooledClassifier, conv_norm, scaled
 
 # Expansion, channels, repeats, stride of the first: the t, c, n, s of table 2.
 _BOTTLENECKS = (

@@ -12,8 +12,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from tilegrad.models._width import scaled
-from tilegrad.models.layers import conv_norm
+from tilegrad.models.layers import conv_norm, scaled
 
 _STAGE_CHANNELS = (64, 128, 256, 512)
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tilegrad.models._width import scaled
+from tilegrad.models.layers import scaled
 
 Padding = Literal["same", "valid"]
 Upsampling = Literal["transpose", "bilinear"]

@@ -14,7 +14,7 @@ from typing import Literal, get_args
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tilegrad.models._width import scaled
+from tilegrad.models.layers import scaled
 from tilegrad.models.unet import Expansion, Padding, down_and_up
 
 Norm = Literal["batch"] | None

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-_PLAIN = (int, float, complex, str, bytes, bool, type(None), range, slice, torch.dtype, torch.device, torch.Size)
+PLAIN = (int, float, complex, str, bytes, bool, type(None), range, slice, torch.dtype, torch.device, torch.Size)
 
 
 _CODE = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial, type, types.ModuleType)
@@ -123,7 +123,7 @@ class Variable:
         now, then = self.get(), self.content
         if now is then or (isinstance(now, Tensor) and isinstance(then, Tensor)):
             return False
-        return type(now) is not type(then) or not isinstance(then, (*_PLAIN, tuple)) or bool(now != then)
+        return type(now) is not type(then) or not isinstance(then, (*PLAIN, tuple)) or bool(now != then)
 
 
 def _items(container: Any) -> list[tuple[Any, Any]]:
@@ -163,7 +163,7 @@ class Reach:
             self.tensors.append(TensorSlot(holder, key, name))
         elif isinstance(value, nn.Module):
             self._module(value, name)
-        elif isinstance(value, (*_PLAIN, *_CODE)):
+        elif isinstance(value, (*PLAIN, *_CODE)):
             self._callable(value)
         elif id(value) in self._seen:
             return
