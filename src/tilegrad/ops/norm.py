@@ -33,7 +33,7 @@ class Norm(Weighted):
             return None
         rank = len(call.inputs[0].shape)
         over = [d for d in range(rank) if d != 1 and (d or call.node.op == "batch_norm")]
-        stats = _moments(build, call.node.inputs[0].value, over)
+        stats = emit_moments(build, call.node.inputs[0].value, over)
         _update_running(call, build, stats, over)
         return _normalize(build, call, call.node.inputs[0].value, stats, _affine(call))
 
@@ -46,7 +46,8 @@ class Norm(Weighted):
         yield Sample(lambda x: F.instance_norm(x), (image,), "instance")
 
 
-def _moments(build: Build, x: str, over: Sequence[int]) -> str:
+def emit_moments(build: Build, x: str, over: Sequence[int]) -> str:
+    """Mean and variance over these dimensions; of half precision they are single."""
     kept = tuple(1 if d in over else n for d, n in enumerate(build.type(x).shape))
     return build.emit("moments", [("self", x)], TensorType((2, *kept), _wide(build.type(x).dtype)), {"dim": list(over)})
 
@@ -68,7 +69,7 @@ def _lower_group(call: Call, build: Build) -> str:
     x, shape, groups = call.node.inputs[0].value, call.inputs[0].shape, call.attr("num_groups")
     split = TensorType((shape[0], groups, shape[1] // groups, *shape[2:]), call.inputs[0].dtype)
     viewed = build.emit("view", [("self", x)], split, {"size": list(split.shape)}, "aten.view.default")
-    stats = _moments(build, viewed, range(2, len(split.shape)))
+    stats = emit_moments(build, viewed, range(2, len(split.shape)))
     plain = _normalize(build, call, viewed, stats)
     back = build.emit("view", [("self", plain)], call.out, {"size": list(shape)}, "aten.view.default")
     affine = _affine(call)

@@ -9,8 +9,9 @@ from math import prod
 import torch
 from torch import Tensor
 
-from ..ir import Build, TensorType
+from ..ir import Build
 from .base import Call, Op, Place, Reads, Reduction, Sample, along, pointwise
+from .norm import emit_moments
 from .registry import op
 
 LOW = (torch.float16, torch.bfloat16)
@@ -104,11 +105,8 @@ class SpreadOp(_Along):
         over = call.dims()
         if not set(over) & set(tiled):
             return None
-        shape, dtype = call.inputs[0].shape, call.inputs[0].dtype
-        kept = tuple(1 if d in over else n for d, n in enumerate(shape))
-        attrs = {"dim": over}
-        stats = build.emit("moments", [("self", call.node.inputs[0].value)], TensorType((2, *kept), dtype), attrs)
-        count = prod(shape[d] for d in over)
+        stats = emit_moments(build, call.node.inputs[0].value, over)
+        count = prod(call.inputs[0].shape[d] for d in over)
         correction = call.attr("correction")
         if correction is None:
             correction = 1 if call.attr("unbiased", True) else 0
@@ -128,10 +126,10 @@ class SpreadOf(Op):
 
     def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
         found = (tiles[0][1] * call.attr("scale")).reshape(call.out.shape)
-        if not call.attr("root"):
-            return found
-        flat = found == 0  # torch gives no deviation the gradient zero
-        return torch.where(flat, 0, torch.where(flat, 1, found).sqrt())
+        if call.attr("root"):
+            flat = found == 0  # torch gives no deviation the gradient zero
+            found = torch.where(flat, 0, torch.where(flat, 1, found).sqrt())
+        return found.to(getattr(torch, call.out.dtype))
 
 
 @op("logsumexp", "prod", "any", "all", "argmax", "argmin", "linalg_vector_norm", "norm", "count_nonzero")
