@@ -30,7 +30,7 @@ import os
 import re
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO, NoReturn, TypeVar
 
 from ..errors import FormatError
 from .head import GZIP, open_file
@@ -43,6 +43,7 @@ _SHOWN = 60  # characters of a key in a message
 _GOES_ON = 2  # a number that ends so close to the end of the window may go on: "1.5" may be "1.5e-3"
 _CUT = 16  # an error so close to the end of the window may come from the cut: no token but a string is longer
 
+T = TypeVar("T")
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 
@@ -256,6 +257,25 @@ class JsonWalk:
         if not self._accept(mark):
             ended = self.at >= len(self.text)
             self._fail_here("the file ends too early" if ended else f"{what} must stand here", "is the file whole?")
+
+
+class JsonTable:
+    """An object that was taken, whose members have types. `path`: the keys to it in the value that was taken."""
+
+    def __init__(self, walk: JsonWalk, raw: Any, path: tuple[str | int, ...] = ()) -> None:
+        self.walk, self.path = walk, path
+        if not isinstance(raw, dict):
+            walk.fail("an object must stand here", inside=path)
+        self.raw: dict[str, Any] = raw
+
+    def fail(self, key: str, what: str) -> NoReturn:
+        self.walk.fail(what, inside=(*self.path, key))
+
+    def take(self, key: str, good: Callable[[Any], bool], what: str, default: T | None = None) -> Any | T:
+        value = self.raw.get(key, default)
+        if not good(value) and (default is None or value is not default):
+            self.fail(key, f"no {what}, but {repr(value)[:60]}")
+        return value
 
 
 def _refuse_constant(text: str) -> NoReturn:

@@ -13,17 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any
 
 from ..errors import FormatError
 from ..ir import Phase
 from ..profile import Block, BlockKind, Operator, Profile, Span, check_profile
 from ..profile.model import Shape
-from .json_walk import JsonWalk, Progress, open_json
+from .json_walk import JsonTable, JsonWalk, Progress, open_json
 
 SCHEMA = 1
 _MOST = 10**8  # of anything, so that a count is no memory
-T = TypeVar("T")
 
 
 def load_own_trace(path: str | Path, progress: Progress | None = None) -> Profile:
@@ -95,24 +94,7 @@ class _Records:
         return tuple(found[place] for place in range(count))
 
 
-class _Form:
-    """An object whose members have types."""
-
-    def __init__(self, walk: JsonWalk, raw: Any, path: tuple[str, ...]) -> None:
-        self.walk, self.path = walk, path
-        if not isinstance(raw, dict):
-            walk.fail("an object must stand here", inside=path)
-        self.raw: dict[str, Any] = raw
-
-    def fail(self, key: str, what: str) -> NoReturn:
-        self.walk.fail(what, inside=(*self.path, key))
-
-    def take(self, key: str, good: Callable[[Any], bool], what: str, default: T | None = None) -> Any | T:
-        value = self.raw.get(key, default)
-        if not good(value) and (default is None or value is not default):
-            self.fail(key, f"no {what}, but {repr(value)[:60]}")
-        return value
-
+class _Form(JsonTable):
     def text(self, key: str, default: str | None = None) -> str:
         return self.take(key, lambda v: isinstance(v, str), "text", default)
 
