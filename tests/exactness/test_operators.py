@@ -52,6 +52,16 @@ def test_a_sample_in_every_mode(label: str, mode: str) -> None:
     assert_same_step(module, inputs, exact=False, tolerance=1e-12, constant=constant, tile=3, mode=mode)
 
 
+@pytest.mark.parametrize("name", ["var", "std"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_spread_of_an_image_in_half_precision(name: str, dtype: torch.dtype) -> None:
+    module = SampleFunction(lambda x: getattr(x * 2, name)((2, 3)))
+    image = integer_tensor((2, 3, 9, 7), -4, 4).to(dtype)
+    found, wanted = tilegrad.tile(module, tile=3)(image), module(image)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found, wanted, rtol=2**-7, atol=0)  # the last bit of bfloat16
+
+
 # An operator of one's own, with the suite that is shipped for it
 
 

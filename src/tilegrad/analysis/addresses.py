@@ -87,7 +87,7 @@ def find_addresses(blocks: Sequence[Block]) -> Addresses | None:
     if not placed:
         return None
     spans = sorted((b.address or 0, (b.address or 0) + b.bytes) for b in placed)
-    segments = _segments(spans)
+    segments = join_spans(spans)
     starts = [start for start, _ in spans]
     conflicts = tuple(_conflicts(placed))
     return Addresses(
@@ -101,7 +101,8 @@ def find_addresses(blocks: Sequence[Block]) -> Addresses | None:
     )
 
 
-def _segments(spans: Sequence[tuple[int, int]]) -> tuple[Segment, ...]:
+def join_spans(spans: Sequence[tuple[int, int]]) -> tuple[Segment, ...]:
+    """Spans in order of their starts; those that touch become one."""
     found: list[Segment] = []
     for start, end in spans:
         if found and start <= found[-1].end:

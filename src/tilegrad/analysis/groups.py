@@ -89,26 +89,10 @@ def format_shapes(shapes: Iterable[Sequence[int]]) -> str:
     return ", ".join("x".join(map(str, shape)) or "scalar" for shape in shapes)
 
 
-def _module(op: Operator) -> str:
-    return op.module or "(none)"
-
-
-def _shape(op: Operator) -> str:
-    return f"{op.type} {format_shapes(op.in_shapes)} -> {format_shapes(op.out_shapes)}"
-
-
-def _phase(op: Operator) -> str:
-    return str(op.phase or "(unknown)")
-
-
-def _stream(op: Operator) -> str:
-    return op.stream if op.device is not None else op.thread
-
-
 _KEYS: dict[By, Callable[[Operator], str]] = {
     "type": lambda op: op.type,
-    "module": _module,
-    "shape": _shape,
-    "phase": _phase,
-    "stream": _stream,
+    "module": lambda op: op.module or "(none)",
+    "shape": lambda op: f"{op.type} {format_shapes(op.in_shapes)} -> {format_shapes(op.out_shapes)}",
+    "phase": lambda op: str(op.phase or "(unknown)"),
+    "stream": lambda op: op.stream if op.device is not None else op.thread,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import fsum
@@ -120,12 +120,11 @@ class Lag:
 
 def side_times(operators: Iterable[Operator], side: Side) -> SideTimes | None:
     """Totals of one side; None where it has no times."""
-    span = _span_of(side)
-    found = [(s, op) for op in operators if (s := span(op)) is not None]
+    found = [op for op in operators if getattr(op, side) is not None]
     if not found:
         return None
-    spans = [s for s, _ in found]
-    lanes = dict.fromkeys(op.stream if side == "device" else op.thread for _, op in found)
+    spans: list[Span] = [getattr(op, side) for op in found]
+    lanes = dict.fromkeys(_lane(op, side) for op in found)
     return SideTimes(
         tuple(lanes),
         len(spans),
@@ -140,15 +139,14 @@ def side_times(operators: Iterable[Operator], side: Side) -> SideTimes | None:
 
 def find_gaps(operators: Sequence[Operator], side: Side) -> Gaps:
     """Between operators that follow each other in a lane."""
-    span, lanes = _span_of(side), dict[str, list[int]]()
+    lanes: dict[str, list[int]] = {}
     for at, op in enumerate(operators):
-        if span(op) is not None:
-            lanes.setdefault(op.stream if side == "device" else op.thread, []).append(at)
+        if getattr(op, side) is not None:
+            lanes.setdefault(_lane(op, side), []).append(at)
     found = []
     for places in lanes.values():
         for before, after in pairwise(places):
-            a, b = span(operators[before]), span(operators[after])
-            assert a is not None and b is not None
+            a, b = getattr(operators[before], side), getattr(operators[after], side)
             found.append(IdleGap(b.start_s - a.end_s, b.end_s - b.kernel_s - a.end_s, before, after))
     return Gaps(tuple(sorted(found, key=lambda g: g.after)))
 
@@ -186,8 +184,8 @@ def _kern(span: Span) -> float:
     return span.start_s if span.kern_s is None else span.kern_s
 
 
-def _span_of(side: Side) -> Callable[[Operator], Span | None]:
-    return (lambda op: op.device) if side == "device" else (lambda op: op.host)
+def _lane(op: Operator, side: Side) -> str:
+    return op.stream if side == "device" else op.thread
 
 
 def _union(spans: Iterable[tuple[float, float]]) -> float:

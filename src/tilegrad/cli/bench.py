@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from ..report.terminal import make_table
 from ..sim.machine import Machine, save_machine
 from ..sim.measure import Recall, recall_machine
 from ..units import format_bytes
@@ -58,9 +58,7 @@ def _as_json(found: Recall, device: str) -> dict[str, object]:
 
 
 def _print_machine(machine: Machine, console: Console) -> None:
-    table = Table(title=Text(machine.name), title_justify="left")
-    table.add_column("what", no_wrap=True)
-    table.add_column("figure", justify="right", no_wrap=True)
+    table = make_table(Text(machine.name), ("what", "figure"), left=("what",), no_wrap=True)
     for what, figure in _rows(machine):
         table.add_row(what, figure)
     console.print(table)

@@ -7,9 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-from rich.text import Text
-
 from ..analysis import Analysis, analyze
 from ..analysis.comparison import Comparison, Pair, compare_plans, compare_profiles
 from ..analysis.groups import BYS
@@ -17,7 +14,8 @@ from ..errors import FormatError, InputError
 from ..files import save_text
 from ..importers.head import read_head
 from ..importers.json_walk import open_json
-from ..units import format_bytes, format_seconds, printable
+from ..report.terminal import make_table, plain
+from ..units import format_bytes, format_seconds
 from .analyze import read_profile
 from .console import make_console
 
@@ -83,17 +81,11 @@ def _print(found: Comparison, top: int) -> None:
     for name, pairs in ((None, found.totals), (f"{title} by {found.by}, largest change first", found.groups[:top])):
         if not pairs:
             continue
-        table = Table(title=Text(printable(name or f"{found.before} -> {found.after}")), title_justify="left")
-        for head in ("", "before", "after", "change", "ratio"):
-            table.add_column(head, justify="left" if not head else "right", overflow="fold")
+        names = ("", "before", "after", "change", "ratio")
+        table = make_table(plain(name or f"{found.before} -> {found.after}"), names, left=("",), overflow="fold")
         for pair in pairs:
-            table.add_row(
-                Text(printable(pair.name)),
-                _show(pair, pair.before),
-                _show(pair, pair.after),
-                _change(pair),
-                _ratio(pair),
-            )
+            ratio = "-" if pair.ratio is None else f"{pair.ratio:.3f} x"
+            table.add_row(plain(pair.name), _show(pair, pair.before), _show(pair, pair.after), _change(pair), ratio)
         console.print(table)
 
 
@@ -115,10 +107,6 @@ def _change(pair: Pair) -> str:
         return "-"
     change = pair.after - pair.before
     return ("+" if change > 0 else "") + _show(pair, change)
-
-
-def _ratio(pair: Pair) -> str:
-    return "-" if pair.ratio is None else f"{pair.ratio:.3f} x"
 
 
 def _save_page(found: Comparison, before: Analysis, after: Analysis, path: str) -> None:

@@ -36,6 +36,12 @@ def input_shapes(args: argparse.Namespace) -> list[tuple[int, ...]]:
     return [parse_sizes(text, "shape") for text in args.input]
 
 
+def tile_sizes(text: str | None) -> int | tuple[int, ...] | None:
+    """`128`, or `128x256`."""
+    sizes = parse_sizes(text, "tile size") if text is not None else None
+    return sizes[0] if sizes is not None and len(sizes) == 1 else sizes
+
+
 def load_model(text: str, *, train: bool = False, weights: bool = True) -> nn.Module:
     """Build the model. Without `weights` it is made on the meta device, so that its size costs nothing."""
     factory = _find_factory(text)

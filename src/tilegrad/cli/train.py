@@ -13,21 +13,20 @@ from math import isfinite
 from typing import Any
 
 import torch
-from rich.table import Table
 from torch import Tensor, nn
 
 from ..errors import InputError
 from ..modules.tiled import Plan, TiledModule, tile
 from ..profile import Profile
 from ..recording.record import record
-from ..report import page
 from ..report.html import save_page
-from ..report.page import Column, Drawn, Fact, Page
+from ..report.page import Column, Drawn, Fact, Page, Table
+from ..report.terminal import make_table
 from ..sim.peak import PeakBytes
 from ..torch_private import pytree
-from ..units import format_bytes, format_seconds, format_sizes, parse_budget, parse_sizes
+from ..units import format_bytes, format_seconds, format_sizes, parse_budget
 from .console import make_console
-from .model import add_model_arguments, input_shapes, load_model
+from .model import add_model_arguments, input_shapes, load_model, tile_sizes
 
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
 
@@ -74,11 +73,8 @@ def run(args: argparse.Namespace) -> int:
     if args.html:
         save_page(_page(title, steps, profile, plan, args), args.html)
     if args.json:
-        print(
-            json.dumps(
-                {"schema": 1, "steps": [_step_json(s) for s in steps], "plan": plan and plan.to_json()}, allow_nan=False
-            )
-        )
+        found = {"schema": 1, "steps": [_step_json(s) for s in steps], "plan": plan and plan.to_json()}
+        print(json.dumps(found, allow_nan=False))
     else:
         _print(title, steps, plan)
     return 0
@@ -87,8 +83,7 @@ def run(args: argparse.Namespace) -> int:
 def _tiled(module: nn.Module, inputs: list[Tensor], args: argparse.Namespace) -> tuple[nn.Module, Plan | None]:
     if args.tile is None and args.budget is None:
         return module, None
-    sizes = parse_sizes(args.tile, "tile size") if args.tile else None
-    found: TiledModule = tile(module, budget=args.budget, tile=sizes if sizes is None or len(sizes) > 1 else sizes[0])
+    found: TiledModule = tile(module, budget=args.budget, tile=tile_sizes(args.tile))
     found.plan_for(*inputs)  # so that planning is not part of the first step
     return found, found.plan
 
@@ -135,9 +130,7 @@ def _loss(outputs: Any) -> Tensor:
 
 def _print(title: str, steps: list[TrainStep], plan: Plan | None) -> None:
     console = make_console()
-    table = Table(title=title, title_justify="left")
-    for name in ("step", "loss", "time", "peak of the step"):
-        table.add_column(name, justify="right")
+    table = make_table(title, ("step", "loss", "time", "peak of the step"))
     for at, step in enumerate(steps, start=1):
         table.add_row(str(at), f"{step.loss:.6g}", format_seconds(step.seconds), format_bytes(step.peak_bytes))
     console.print(table)
@@ -165,6 +158,6 @@ def _page(
         summary=f"{len(steps)} training steps, {'plain' if plan is None else 'inside a memory budget'}. The last one "
         "was recorded, which makes it a little slower.",
         facts=tuple(facts),
-        tables=(page.Table("Steps", columns, rows),),
+        tables=(Table("Steps", columns, rows),),
         profiles=() if profile is None else (Drawn("last step", profile),),
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
 
 import torch
 
@@ -13,9 +12,9 @@ from ..errors import InputError
 from ..modules.verification import verify
 from ..report.html import save_page
 from ..report.verification import print_costs, print_differences, verification_page
-from ..units import format_sizes, parse_sizes
+from ..units import format_sizes
 from .console import make_console
-from .model import add_model_arguments, input_shapes, load_model
+from .model import add_model_arguments, input_shapes, load_model, tile_sizes
 
 DTYPES = ("float64", "float32", "bfloat16")
 
@@ -44,7 +43,10 @@ def run(args: argparse.Namespace) -> int:
     dtype = getattr(torch, args.dtype)
     module = load_model(args.model, train=args.train).to(dtype)
     inputs = [torch.randn(shape, dtype=dtype) for shape in shapes]
-    found = verify(module, *inputs, recorded=bool(args.html), **_options(args))
+    found = verify(
+        module, *inputs, tile=tile_sizes(args.tile), budget=args.budget, mode=args.mode, axes=args.axes,
+        halos=args.halos, recorded=bool(args.html),
+    )  # fmt: skip
     title = f"{args.model} on {', '.join(map(format_sizes, shapes))}, {args.dtype}"
     if args.html:
         save_page(verification_page(found, title), args.html)
@@ -59,11 +61,3 @@ def run(args: argparse.Namespace) -> int:
     print_costs((plain.peak_bytes, plain.step_s), (tiled.peak_bytes, tiled.step_s), console)
     console.print(str(found), style="bold green" if found.ok else "bold red")
     return 0 if found.ok else 1
-
-
-def _options(args: argparse.Namespace) -> dict[str, Any]:
-    tile: int | tuple[int, ...] | None = None
-    if args.tile is not None:
-        sizes = parse_sizes(args.tile, "tile size")
-        tile = sizes[0] if len(sizes) == 1 else sizes
-    return {"tile": tile, "budget": args.budget, "mode": args.mode, "axes": args.axes, "halos": args.halos}

@@ -30,30 +30,11 @@ if TYPE_CHECKING:
     from .torch_export import tracing_here as tracing_here
     from .torch_export import untouched as untouched
 
-_HOMES = {
-    "find_format": "formats",
-    "load": "formats",
-    "load_profile": "formats",
-    "load_rects": "formats",
-    "HIDDEN": "torch_export",
-    "LOCK": "torch_export",
-    "Captured": "torch_export",
-    "Snapshot": "torch_export",
-    "argument_names": "torch_export",
-    "autocast_dtype": "torch_export",
-    "capture": "torch_export",
-    "device_of": "torch_export",
-    "export_call": "torch_export",
-    "export_module": "torch_export",
-    "fill": "torch_export",
-    "from_shapes": "torch_export",
-    "is_shape": "torch_export",
-    "key_of": "torch_export",
-    "leaves": "torch_export",
-    "take": "torch_export",
-    "forward_line": "torch_export",
-    "tracing_elsewhere": "torch_export",
-    "tracing_here": "torch_export",
-    "untouched": "torch_export",
-}
+_CAPTURE = (
+    "HIDDEN", "LOCK", "Captured", "Snapshot", "argument_names", "autocast_dtype", "capture", "device_of", "export_call",
+    "export_module", "fill", "from_shapes", "is_shape", "key_of", "leaves", "take", "forward_line",
+    "tracing_elsewhere", "tracing_here", "untouched",
+)  # fmt: skip
+_FILES = ("find_format", "load", "load_profile", "load_rects")
+_HOMES = dict.fromkeys(_FILES, "formats") | dict.fromkeys(_CAPTURE, "torch_export")
 __getattr__, __dir__ = _lazy_names(__name__, _HOMES)

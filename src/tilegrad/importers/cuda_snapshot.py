@@ -8,7 +8,7 @@
 - Facts, by device: bytes reserved at the end and at most (reckoned back from the end), bytes allocated and free at the
   end, segments, and `fragmentation`: the share of the reserved bytes that no block uses. Being out of memory is a note.
 
-Seconds count from the first event. A pickle is never loaded: it can run any code. How to write JSON is in the error.
+Seconds count from the first event. A pickle is never loaded: it can run any code (see `formats`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,9 @@ from ..errors import FormatError
 from ..profile import Profile, check_profile
 from ..profile.model import MOST_BYTES
 from .block_lives import Lives
-from .head import read_head
-from .json_walk import JsonWalk, Progress, open_json
+from .json_walk import JsonTable, JsonWalk, Progress, open_json
 
 FORMAT = "cuda memory snapshot"
-AS_JSON = 'import json, torch; json.dump(torch.cuda.memory._snapshot(), open("snapshot.json", "w"))'
-FROM_PICKLE = 'import json, pickle; json.dump(pickle.load(open("snapshot.pickle", "rb")), open("snapshot.json", "w"))'
 
 _KEYS = rb"segments|device_traces|allocator_settings|external_annotations"
 _HEAD = re.compile(rb'\{\s*"(?:' + _KEYS + rb')"\s*:\s*[\[{]')
@@ -48,12 +45,6 @@ def sniff_pickle(head: bytes) -> bool:
     return len(head) > 1 and head[0] == 0x80 and 2 <= head[1] <= 9
 
 
-def refuse_pickle(name: str) -> FormatError:
-    """The error for a pickle, which says how to write JSON."""
-    hint = f"in place of _dump_snapshot:\n       {AS_JSON}\n       or, of a pickle you trust:\n       {FROM_PICKLE}"
-    return FormatError("a pickle, which can run any code, and is not loaded", where=name, hint=hint)
-
-
 class _Event(NamedTuple):
     micros: int
     order: int
@@ -66,9 +57,6 @@ class _Event(NamedTuple):
 
 def load_cuda_snapshot(path: str | Path, progress: Progress | None = None) -> Profile:
     """The profile in a snapshot. Raises `FormatError` where it cannot be read."""
-    path = Path(path)
-    if sniff_pickle(read_head(path)):
-        raise refuse_pickle(path.name)
     walk = open_json(path, progress)
     reader, seen = _Reader(walk), set[str]()
     for key in walk.members():
@@ -93,6 +81,15 @@ def load_cuda_snapshot(path: str | Path, progress: Progress | None = None) -> Pr
     return profile
 
 
+class _Table(JsonTable):
+    def whole(self, key: str, default: int | None = None) -> int:
+        what = f"whole number from 0 to {MOST_BYTES}"
+        return self.take(key, lambda v: type(v) is int and 0 <= v <= MOST_BYTES, what, default)
+
+    def array(self, key: str) -> list[Any]:
+        return self.take(key, lambda v: isinstance(v, list), "array", [])
+
+
 class _Reader:
     def __init__(self, walk: JsonWalk) -> None:
         self.walk = walk
@@ -106,45 +103,41 @@ class _Reader:
         self._names: dict[Any, str] = {}
 
     def read_segment(self, raw: Any) -> None:
-        segment = self._table(raw)
-        device = f"cuda {self._whole(segment, 'device', 0, default=0)}"
-        size = self._whole(segment, "total_size", 0)
-        at = self._whole(segment, "address", 0, default=0)
+        segment = _Table(self.walk, raw)
+        device = f"cuda {segment.whole('device', default=0)}"
+        size, at = segment.whole("total_size"), segment.whole("address", default=0)
         end = self.ends.setdefault(device, dict.fromkeys(("reserved", "used", "segments", "largest_free"), 0))
         end["reserved"] += size
         end["segments"] += 1
-        for place, part in enumerate(self._list(segment, "blocks")):
-            inside = ("blocks", place)
-            block = self._table(part, inside)
-            bytes = self._whole(block, "size", 0, inside=inside)
-            address = self._whole(block, "address", 0, default=min(at, MOST_BYTES), inside=inside)
+        for place, part in enumerate(segment.array("blocks")):
+            block = _Table(self.walk, part, ("blocks", place))
+            bytes, address = block.whole("size"), block.whole("address", default=min(at, MOST_BYTES))
             at = address + bytes
-            if block.get("state") in _ALIVE:
+            if block.raw.get("state") in _ALIVE:
                 end["used"] += bytes
-                asked = self._whole(block, "requested_size", 0, default=bytes, inside=inside)
-                self.held.append((device, address, asked, self._name(self._list(block, "frames", inside))))
+                asked = block.whole("requested_size", default=bytes)
+                self.held.append((device, address, asked, self._name(block.array("frames"))))
             else:
                 end["largest_free"] = max(end["largest_free"], bytes)
 
     def read_event(self, number: int, raw: Any) -> None:
-        event = self._table(raw)
-        action, device = event.get("action"), f"cuda {number}"
+        event = _Table(self.walk, raw)
+        action, device = event.raw.get("action"), f"cuda {number}"
         self.count += 1
         if not isinstance(action, str):
-            self.walk.fail("an event with no action", inside=("action",))
+            event.fail("action", "an event with no action")
         moment = self._moment(event)
         if action in _RESERVES:
-            bytes = self._whole(event, "size", 0)
-            self.reserved.append((moment, self.count, device, bytes * _RESERVES[action]))
+            self.reserved.append((moment, self.count, device, event.whole("size") * _RESERVES[action]))
         elif action in ("alloc", "free_completed"):
-            bytes, address = self._whole(event, "size", 0), self._whole(event, "addr", 0)
+            bytes, address = event.whole("size"), event.whole("addr")
             freed = action == "free_completed"
-            name = "" if freed else self._name(self._list(event, "frames"))
+            name = "" if freed else self._name(event.array("frames"))
             self.events.append(_Event(moment, self.count, device, freed, bytes, address, name))
         elif action == "oom":
             self.oom_count += 1
             if len(self.ooms) < _SHOWN_OOMS:
-                self.ooms.append(f"out of memory on {device}: {self._whole(event, 'size', 0)} bytes were asked for")
+                self.ooms.append(f"out of memory on {device}: {event.whole('size')} bytes were asked for")
 
     def make_profile(self) -> Profile:
         if not self.events and not self.held:
@@ -204,13 +197,13 @@ class _Reader:
             found.setdefault(device, {})["reserved_peak_bytes"] = most
         return {"devices": found, "events": self.count, "out_of_memory": self.oom_count}
 
-    def _moment(self, event: dict[str, Any]) -> int:
-        value = event.get("time_us")
+    def _moment(self, event: _Table) -> int:
+        value = event.raw.get("time_us")
         if value is None:
             self.untimed += 1
             return self.last
         if type(value) is not int or not 0 <= value < _FARTHEST_US:
-            self.walk.fail(f"no time in whole microseconds, but {repr(value)[:60]}", inside=("time_us",))
+            event.fail("time_us", f"no time in whole microseconds, but {repr(value)[:60]}")
         self.last = value
         return value
 
@@ -237,28 +230,3 @@ class _Reader:
             base = re.split(r"[\\/]", file)[-1]
             self._names[best] = f"{base}:{line} {function}" if rank < 2 else function or base
         return self._names[best]
-
-    def _table(self, raw: Any, inside: tuple[str | int, ...] = ()) -> dict[str, Any]:
-        if not isinstance(raw, dict):
-            self.walk.fail("an object must stand here", inside=inside)
-        return raw
-
-    def _list(self, table: dict[str, Any], key: str, inside: tuple[str | int, ...] = ()) -> list[Any]:
-        value = table.get(key, [])
-        if not isinstance(value, list):
-            self.walk.fail(f"no array, but {repr(value)[:60]}", inside=(*inside, key))
-        return value
-
-    def _whole(
-        self,
-        table: dict[str, Any],
-        key: str,
-        low: int,
-        default: int | None = None,
-        inside: tuple[str | int, ...] = (),
-    ) -> int:
-        value = table.get(key, default)
-        if type(value) is not int or not low <= value <= MOST_BYTES:
-            what = f"no whole number from {low} to {MOST_BYTES}, but {repr(value)[:60]}"
-            self.walk.fail(what, inside=(*inside, key))
-        return value

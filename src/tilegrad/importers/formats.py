@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple
 
 from ..errors import FormatError
 from ..ir import Graph, check_graph, parse_graph
 from ..profile import Profile
 from ..rects import RectGraph
-from .chainer.dump import open_file, sniff_chainer
+from .chainer.dump import sniff_chainer
 from .cuda_snapshot import sniff_cuda_snapshot, sniff_pickle
-from .head import read_head
+from .head import open_file, read_head
 from .json_walk import Progress
 from .megengine.dump import sniff_megengine
 from .rects import Repair, sniff_drawing, sniff_rect_json
@@ -70,28 +70,20 @@ def find_format(path: str | Path) -> Format:
         if format.sniff(head):
             return format
     if sniff_pickle(head):
-        _refuse_pickle(path)
+        raise FormatError(
+            "a pickle, which could run any code when it is loaded, and so is not",
+            where=path.name,
+            hint="json.dump(torch.cuda.memory._snapshot(), open('snapshot.json', 'w')) where it was made",
+        )
     names = ", ".join(format.name for format in FORMATS)
     what = "the file is empty" if not head else "the file has no format that is known here"
     raise FormatError(what, where=path.name, hint=f"one of: {names}")
-
-
-def _refuse_pickle(path: Path) -> NoReturn:
-    raise FormatError(
-        "a pickle, which could run any code when it is loaded, and so is not",
-        where=path.name,
-        hint="json.dump(torch.cuda.memory._snapshot(), open('snapshot.json', 'w')) where it was made",
-    )
 
 
 def _reader(format: Format) -> Callable[..., Any]:
     module, function = format.reader.split(":")
     found: Callable[..., Any] = getattr(import_module(module, __package__), function)
     return found
-
-
-def _sniff_text(head: bytes) -> bool:
-    return head.startswith((b"graph ", b"value "))
 
 
 def load_text(path: Path) -> Graph:
@@ -114,7 +106,7 @@ def load_text(path: Path) -> Graph:
 
 
 FORMATS = (
-    Format("tilegrad text", _sniff_text, "graph", ".formats:load_text"),
+    Format("tilegrad text", lambda head: head.startswith((b"graph ", b"value ")), "graph", ".formats:load_text"),
     Format("chainer dump", sniff_chainer, "graph", ".chainer.graph:load_chainer"),
     Format("megengine profile", sniff_megengine, "profile", ".megengine:load_megengine"),
     Format("torch trace", sniff_torch_trace, "profile", ".torch_trace:load_torch_trace"),

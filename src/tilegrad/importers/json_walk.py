@@ -25,80 +25,55 @@ from __future__ import annotations
 
 import codecs
 import gzip
-import io
 import json
 import os
 import re
-import stat
-import zlib
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO, NoReturn, TypeVar
 
 from ..errors import FormatError
+from .head import GZIP, open_file
 
-LARGEST = 2**30  # bytes of a text that is read at once, after decompression
-LARGEST_FILE = 2**32  # bytes of a text that is walked
+LARGEST_FILE = 2**32  # bytes of text, after decompression
 LARGEST_VALUE = 2**28
 _PIECE = 1 << 20
-_GZIP = b"\x1f\x8b"
 _SPACE = re.compile(r"[ \t\n\r]*").match
 _SHOWN = 60  # characters of a key in a message
 _GOES_ON = 2  # a number that ends so close to the end of the window may go on: "1.5" may be "1.5e-3"
 _CUT = 16  # an error so close to the end of the window may come from the cut: no token but a string is longer
 
+T = TypeVar("T")
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 
 def open_json(path: str | Path, progress: Progress | None = None) -> JsonWalk:
     """A walk through the JSON in a file, which may be gzipped."""
     path = Path(path)
-    return JsonWalk("", path.name, pieces=_reported(path, progress))
+    return JsonWalk("", path.name, pieces=_pieces(path, progress))
 
 
-def read_text(path: Path) -> str:
-    """The text of a file, which may be gzipped; never more than `LARGEST` bytes of it."""
-    buffer = io.StringIO()
-    for piece, _, _ in _pieces(path, LARGEST):
-        buffer.write(piece)
-    return buffer.getvalue()
+def _pieces(path: Path, progress: Progress | None) -> Iterator[str]:
+    """The text of a file, piece by piece. The file is closed at the end, and where the iterator is given up."""
+    with open_file(path) as raw:
+        total = os.fstat(raw.fileno()).st_size
+        packed = raw.read(len(GZIP)) == GZIP
+        raw.seek(0)
+        for piece in _decoded(gzip.GzipFile(fileobj=raw) if packed else raw, path.name):
+            if progress is not None:
+                progress(min(raw.tell(), total), total)
+            yield piece
 
 
-def _reported(path: Path, progress: Progress | None) -> Iterator[str]:
-    for piece, done, total in _pieces(path, LARGEST_FILE):
-        if progress is not None:
-            progress(done, total)
-        yield piece
-
-
-def _pieces(path: Path, largest: int) -> Iterator[tuple[str, int, int]]:
-    """The text of a file, piece by piece, each with the bytes of the file read so far and in all. The file is closed at
-    the end, and where the iterator is given up."""
-    try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise FormatError("it is a folder or a device, not a file", where=str(path))
-        with open(path, "rb") as raw:
-            total = os.fstat(raw.fileno()).st_size
-            packed = raw.read(2) == _GZIP
-            raw.seek(0)
-            for piece in _decoded(gzip.GzipFile(fileobj=raw) if packed else raw, path.name, largest):
-                yield piece, min(raw.tell(), total), total
-    except FormatError:
-        raise
-    except (OSError, EOFError, zlib.error, ValueError) as error:  # BadGzipFile is an OSError; ValueError: NUL in a path
-        reason = getattr(error, "strerror", None) or str(error)
-        raise FormatError(f"the file cannot be read: {reason}", where=str(path)) from None
-
-
-def _decoded(file: BinaryIO | gzip.GzipFile, name: str, largest: int) -> Iterator[str]:
+def _decoded(file: BinaryIO | gzip.GzipFile, name: str) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     done = 0
     while True:
         piece = file.read(_PIECE)
         before = done - len(decoder.getstate()[0])
         done += len(piece)
-        if done > largest:
-            raise FormatError(f"more than {largest // 2**20} MiB of text", where=name, hint="profile fewer steps")
+        if done > LARGEST_FILE:
+            raise FormatError(f"more than {LARGEST_FILE // 2**20} MiB of text", where=name, hint="profile fewer steps")
         try:
             yield decoder.decode(piece, final=not piece)
         except UnicodeDecodeError as error:
@@ -111,13 +86,12 @@ def _decoded(file: BinaryIO | gzip.GzipFile, name: str, largest: int) -> Iterato
 class JsonWalk:
     """A place in a JSON text."""
 
-    def __init__(self, text: str, name: str, progress: Progress | None = None, *, pieces: Iterator[str] | None = None):
+    def __init__(self, text: str, name: str, *, pieces: Iterator[str] | None = None):
         self.text, self.name, self.at = text, name, 0  # the text is a window: what is behind is dropped
         self.path: list[str | int] = []
         self._pieces = pieces if pieces is not None else iter(())
         self._dropped = self._dropped_lines = self._dropped_columns = 0
         self._began = self._ended = 0  # the value that was taken last, in characters of the whole text
-        self._progress, self._reported, self._total = progress, 0, len(text)
         self._decode = json.JSONDecoder(parse_constant=_refuse_constant).raw_decode  # no cycle: files close at once
         self._skip_space()
 
@@ -242,9 +216,6 @@ class JsonWalk:
         self.at += length
         self._skip_space()
         self._ended = self._dropped + self.at
-        if self._progress is not None and self.at - self._reported >= _PIECE:
-            self._reported = self.at
-            self._progress(self.at, self._total)
         return found
 
     def _read_on(self) -> bool:
@@ -286,6 +257,25 @@ class JsonWalk:
         if not self._accept(mark):
             ended = self.at >= len(self.text)
             self._fail_here("the file ends too early" if ended else f"{what} must stand here", "is the file whole?")
+
+
+class JsonTable:
+    """An object that was taken, whose members have types. `path`: the keys to it in the value that was taken."""
+
+    def __init__(self, walk: JsonWalk, raw: Any, path: tuple[str | int, ...] = ()) -> None:
+        self.walk, self.path = walk, path
+        if not isinstance(raw, dict):
+            walk.fail("an object must stand here", inside=path)
+        self.raw: dict[str, Any] = raw
+
+    def fail(self, key: str, what: str) -> NoReturn:
+        self.walk.fail(what, inside=(*self.path, key))
+
+    def take(self, key: str, good: Callable[[Any], bool], what: str, default: T | None = None) -> Any | T:
+        value = self.raw.get(key, default)
+        if not good(value) and (default is None or value is not default):
+            self.fail(key, f"no {what}, but {repr(value)[:60]}")
+        return value
 
 
 def _refuse_constant(text: str) -> NoReturn:

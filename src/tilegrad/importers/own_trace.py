@@ -13,30 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any
 
 from ..errors import FormatError
 from ..ir import Phase
 from ..profile import Block, BlockKind, Operator, Profile, Span, check_profile
 from ..profile.model import Shape
-from .json_walk import JsonWalk, Progress, open_json
+from .json_walk import JsonTable, JsonWalk, Progress, open_json
 
 SCHEMA = 1
 _MOST = 10**8  # of anything, so that a count is no memory
-T = TypeVar("T")
 
 
 def load_own_trace(path: str | Path, progress: Progress | None = None) -> Profile:
     """The profile that was written. Raises `FormatError` where it cannot be read."""
-    head: _Head | None = None
-    walk = open_json(path)
-    for key in walk.members():
-        if key == "tilegrad":
-            head = _Head(walk)
-            break
-        walk.skip()
-    if head is None:
-        walk.fail("no 'tilegrad': this is no trace of ours")
+    told, counts = _read_head(open_json(path))
     walk = open_json(path, progress)
     records = _Records(walk)
     for key in walk.members():
@@ -47,36 +38,32 @@ def load_own_trace(path: str | Path, progress: Progress | None = None) -> Profil
             walk.skip()
     walk.end()
     profile = Profile(
-        head.name,
-        head.format,
-        records.whole("operator", head.operators),
-        records.whole("block", head.blocks),
-        _join_clock(records, head.ticks, walk),
-        records.whole("idle", head.idle),
-        one_clock=head.one_clock,
-        facts=head.facts,
-        notes=head.notes,
+        operators=records.whole("operator", counts["operators"]),
+        blocks=records.whole("block", counts["blocks"]),
+        clock=_join_clock(records, counts["ticks"], walk),
+        idle=records.whole("idle", counts["idle"]),
+        **told,
     )
     check_profile(profile)
     return profile
 
 
-class _Head:
-    """What is true of the whole profile."""
-
-    def __init__(self, walk: JsonWalk) -> None:
-        form = _Form(walk, walk.value(), ())
-        schema = form.raw.get("schema")
-        if type(schema) is not int or schema != SCHEMA:
-            hint = "a newer tilegrad" if type(schema) is int and schema > SCHEMA else None
-            walk.fail(f"a trace of ours in schema {str(schema)[:40]}; this version reads {SCHEMA}", hint)
-        self.name, self.format = form.text("name"), form.text("format")
-        self.one_clock = form.truth("one_clock")
-        self.notes = tuple(form.texts("notes"))
-        self.facts = form.table("facts")
-        self.operators, self.idle, self.blocks, self.ticks = (
-            form.count(key) for key in ("operators", "idle", "blocks", "ticks")
-        )
+def _read_head(walk: JsonWalk) -> tuple[dict[str, Any], dict[str, int]]:
+    """What is true of the whole profile, and how many of everything there are."""
+    for key in walk.members():
+        if key == "tilegrad":
+            break
+        walk.skip()
+    else:
+        walk.fail("no 'tilegrad': this is no trace of ours")
+    form = _Form(walk, walk.value(), ())
+    schema = form.raw.get("schema")
+    if type(schema) is not int or schema != SCHEMA:
+        hint = "a newer tilegrad" if type(schema) is int and schema > SCHEMA else None
+        walk.fail(f"a trace of ours in schema {str(schema)[:40]}; this version reads {SCHEMA}", hint)
+    told = {"name": form.text("name"), "format": form.text("format"), "one_clock": form.truth("one_clock")}
+    told |= {"notes": tuple(form.texts("notes")), "facts": form.table("facts")}
+    return told, {key: form.count(key) for key in ("operators", "idle", "blocks", "ticks")}
 
 
 class _Records:
@@ -107,24 +94,7 @@ class _Records:
         return tuple(found[place] for place in range(count))
 
 
-class _Form:
-    """An object whose members have types."""
-
-    def __init__(self, walk: JsonWalk, raw: Any, path: tuple[str, ...]) -> None:
-        self.walk, self.path = walk, path
-        if not isinstance(raw, dict):
-            walk.fail("an object must stand here", inside=path)
-        self.raw: dict[str, Any] = raw
-
-    def fail(self, key: str, what: str) -> NoReturn:
-        self.walk.fail(what, inside=(*self.path, key))
-
-    def take(self, key: str, good: Callable[[Any], bool], what: str, default: T | None = None) -> Any | T:
-        value = self.raw.get(key, default)
-        if not good(value) and (default is None or value is not default):
-            self.fail(key, f"no {what}, but {repr(value)[:60]}")
-        return value
-
+class _Form(JsonTable):
     def text(self, key: str, default: str | None = None) -> str:
         return self.take(key, lambda v: isinstance(v, str), "text", default)
 
@@ -144,10 +114,10 @@ class _Form:
         return self.take(key, lambda v: isinstance(v, list) and all(isinstance(t, str) for t in v), "list of texts", [])
 
     def numbers(self, key: str) -> list[float]:
-        numbers: list[Any] = self.take(
-            key, lambda v: isinstance(v, list) and all(map(_is_number, v)), "list of numbers", []
-        )
-        return [_seconds(number) for number in numbers]
+        def good(value: Any) -> bool:
+            return isinstance(value, list) and all(type(number) in (int, float) for number in value)
+
+        return [_seconds(number) for number in self.take(key, good, "list of numbers", [])]
 
     def table(self, key: str) -> dict[str, Any]:
         return self.take(key, lambda v: isinstance(v, dict), "object", {})
@@ -167,10 +137,6 @@ class _Form:
             )
 
         return tuple(map(tuple, self.take(key, good, "list of shapes", [])))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _seconds(value: float) -> float:
@@ -222,10 +188,6 @@ def _read_block(form: _Form) -> Block:
     )
 
 
-def _read_clock(form: _Form) -> list[float]:
-    return form.numbers("seconds")
-
-
 def _join_clock(records: _Records, ticks: int, walk: JsonWalk) -> tuple[float, ...]:
     parts = sorted(records.found["clock"].items())
     clock: list[float] = []
@@ -243,5 +205,5 @@ _READ: dict[str, Callable[[_Form], Any]] = {
     "operator": _read_operator,
     "idle": _read_operator,
     "block": _read_block,
-    "clock": _read_clock,
+    "clock": lambda form: form.numbers("seconds"),
 }

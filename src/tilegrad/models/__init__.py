@@ -13,37 +13,21 @@ from typing import Final
 
 from torch import nn
 
-from tilegrad.models.convnext import convnext_tiny
-from tilegrad.models.darknet import darknet19
-from tilegrad.models.deeplab import deeplab
-from tilegrad.models.densenet import densenet121
-from tilegrad.models.efficientnet import efficientnet_b0
-from tilegrad.models.mobilenet import mobilenet_v2
-from tilegrad.models.resnet import resnet18, resnet34, resnet50
-from tilegrad.models.unet import SegmentationLoss, unet
-from tilegrad.models.unet3d import unet3d
-from tilegrad.models.vgg import vgg16, vgg16_bn
-from tilegrad.models.wavenet1d import wavenet1d
-
-__all__ = [
-    "NETWORKS",
-    "SegmentationLoss",
-    "convnext_tiny",
-    "darknet19",
-    "deeplab",
-    "densenet121",
-    "efficientnet_b0",
-    "example_shape",
-    "mobilenet_v2",
-    "resnet18",
-    "resnet34",
-    "resnet50",
-    "unet",
-    "unet3d",
-    "vgg16",
-    "vgg16_bn",
-    "wavenet1d",
-]
+from .convnext import convnext_tiny as convnext_tiny
+from .darknet import darknet19 as darknet19
+from .deeplab import deeplab as deeplab
+from .densenet import densenet121 as densenet121
+from .efficientnet import efficientnet_b0 as efficientnet_b0
+from .mobilenet import mobilenet_v2 as mobilenet_v2
+from .resnet import resnet18 as resnet18
+from .resnet import resnet34 as resnet34
+from .resnet import resnet50 as resnet50
+from .unet import SegmentationLoss as SegmentationLoss
+from .unet import unet as unet
+from .unet3d import unet3d as unet3d
+from .vgg import vgg16 as vgg16
+from .vgg import vgg16_bn as vgg16_bn
+from .wavenet1d import wavenet1d as wavenet1d
 
 NETWORKS: Final[Mapping[str, Callable[..., nn.Module]]] = MappingProxyType(
     {

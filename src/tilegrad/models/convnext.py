@@ -8,8 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tilegrad.models._width import scaled
-from tilegrad.models.drop_path import DropPath
+from tilegrad.models.layers import DropPath, scaled
 
 # (channels, blocks) of each stage.
 _STAGES = ((96, 3), (192, 3), (384, 9), (768, 3))

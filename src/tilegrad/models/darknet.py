@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from tilegrad.models._width import scaled
+from tilegrad.models.layers import conv_norm, scaled
 
 # (channels, kernel) of the convolutions of each stage; a 2x2 max pool stands between two stages.
 _STAGES = (
@@ -31,15 +31,6 @@ class Darknet(nn.Module):
         return maps.flatten(1)
 
 
-def _conv(inputs: int, outputs: int, kernel: int) -> list[nn.Module]:
-    # No bias: the batch norm that follows has one.
-    return [
-        nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=False),
-        nn.BatchNorm2d(outputs),
-        nn.LeakyReLU(0.1, inplace=True),
-    ]
-
-
 def darknet19(classes: int = 1000, width: float = 1.0, in_channels: int = 3) -> Darknet:
     """Darknet-19, returning logits [n, classes]; inputs of at least 32x32 (64x64 to train at batch 1)."""
     layers: list[nn.Module] = []
@@ -49,6 +40,6 @@ def darknet19(classes: int = 1000, width: float = 1.0, in_channels: int = 3) -> 
             layers.append(nn.MaxPool2d(2))
         for full, kernel in stage:
             outputs = scaled(full, width)
-            layers += _conv(channels, outputs, kernel)
+            layers += [*conv_norm(channels, outputs, kernel), nn.LeakyReLU(0.1, inplace=True)]
             channels = outputs
     return Darknet(nn.Sequential(*layers), channels, classes)

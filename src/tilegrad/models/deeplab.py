@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tilegrad.models._width import scaled
+from tilegrad.models.layers import conv_norm, scaled
 from tilegrad.models.resnet import BasicBlock, initialise, stem
 
 OutputStride = Literal[8, 16]
@@ -32,12 +32,7 @@ _STAGE_STEPS: dict[int, tuple[tuple[int, int], ...]] = {
 
 def _conv(inputs: int, outputs: int, dilation: int | None = None) -> nn.Sequential:
     """1x1, or 3x3 with the given dilation; batch norm; ReLU."""
-    kernel, border, step = (1, 0, 1) if dilation is None else (3, dilation, dilation)
-    return nn.Sequential(
-        nn.Conv2d(inputs, outputs, kernel, padding=border, dilation=step, bias=False),
-        nn.BatchNorm2d(outputs),
-        nn.ReLU(),
-    )
+    return nn.Sequential(*conv_norm(inputs, outputs, 3 if dilation else 1, dilation=dilation or 1), nn.ReLU())
 
 
 def _backbone(in_channels: int, width: float, output_stride: int) -> nn.Sequential:
@@ -56,9 +51,7 @@ class ASPP(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, dilations: Sequence[int]) -> None:
         super().__init__()
-        self.pyramid = nn.ModuleList(
-            [_conv(inputs, outputs), *(_conv(inputs, outputs, dilation) for dilation in dilations)]
-        )
+        self.pyramid = nn.ModuleList(_conv(inputs, outputs, dilation) for dilation in (None, *dilations))
         self.image = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(inputs, outputs, 1), nn.ReLU())
         self.project = _conv((len(dilations) + 2) * outputs, outputs)
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tilegrad.models._width import scaled
+from tilegrad.models.layers import PooledClassifier, scaled
+from tilegrad.models.resnet import stem
 
 _LAYERS = (6, 12, 24, 16)  # of each dense block
 _GROWTH = 32
@@ -43,20 +44,8 @@ class DenseBlock(nn.Module):
         return torch.cat(maps, dim=1)
 
 
-class DenseNet(nn.Module):
+class DenseNet(PooledClassifier):
     """Stem and dense blocks with transitions between them, a last norm, global average pool, linear classifier."""
-
-    def __init__(self, features: nn.Module, channels: int, classes: int) -> None:
-        super().__init__()
-        self.features = features
-        self.pool = nn.AdaptiveAvgPool2d(1)
-        self.classifier = nn.Linear(channels, classes)
-        _initialise(self)
-
-    def forward(self, x: Tensor) -> Tensor:
-        pooled: Tensor = self.pool(self.features(x))
-        logits: Tensor = self.classifier(pooled.flatten(1))
-        return logits
 
 
 def _initialise(net: nn.Module) -> None:
@@ -72,12 +61,7 @@ def densenet121(classes: int = 1000, width: float = 1.0, in_channels: int = 3) -
     """DenseNet-121; inputs of at least 29x29 (61x61 to train at batch 1). `width` scales the growth rate."""
     growth = scaled(_GROWTH, width)
     channels = 2 * growth
-    layers: list[nn.Module] = [
-        nn.Conv2d(in_channels, channels, 7, 2, 3, bias=False),
-        nn.BatchNorm2d(channels),
-        nn.ReLU(inplace=True),
-        nn.MaxPool2d(3, 2, 1),
-    ]
+    layers: list[nn.Module] = [*stem(in_channels, channels)]
     for index, depth in enumerate(_LAYERS):
         if index > 0:
             layers += [*_conv(channels, channels // _COMPRESSION, 1), nn.AvgPool2d(2)]
@@ -85,4 +69,6 @@ def densenet121(classes: int = 1000, width: float = 1.0, in_channels: int = 3) -
         layers.append(DenseBlock(channels, growth, depth))
         channels += growth * depth
     layers += [nn.BatchNorm2d(channels), nn.ReLU(inplace=True)]
-    return DenseNet(nn.Sequential(*layers), channels, classes)
+    net = DenseNet(nn.Sequential(*layers), nn.Linear(channels, classes))
+    _initialise(net)
+    return net

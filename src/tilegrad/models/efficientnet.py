@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from tilegrad.models._width import scaled
-from tilegrad.models.drop_path import DropPath
+from tilegrad.models.layers import DropPath, PooledClassifier, conv_norm, scaled
+from tilegrad.models.mobilenet import InvertedResidual
 from tilegrad.models.resnet import initialise
 
 # Expansion, kernel, channels, repeats, stride of the first: stages 2 to 8 of table 1.
@@ -28,11 +28,7 @@ _MULTIPLE = 8
 
 
 def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False),
-        nn.BatchNorm2d(outputs),
-        nn.SiLU(inplace=True),
-    )
+    return nn.Sequential(*conv_norm(inputs, outputs, kernel, stride, groups=groups), nn.SiLU(inplace=True))
 
 
 class SqueezeExcite(nn.Module):
@@ -53,45 +49,28 @@ class SqueezeExcite(nn.Module):
         return gate * x
 
 
-class MBConv(nn.Module):
+class MBConv(InvertedResidual):
     """Expand 1x1, depthwise, squeeze-excite, linear projection 1x1; where the shape is kept, a residual whose branch is
     dropped at the rate `drop_path`."""
+
+    conv = staticmethod(_conv)
 
     def __init__(
         self, inputs: int, outputs: int, kernel: int, stride: int, expansion: int, drop_path: float = 0.0
     ) -> None:
-        super().__init__()
-        hidden = inputs * expansion
-        layers: list[nn.Module] = [] if expansion == 1 else [_conv(inputs, hidden, 1)]
-        layers += [
-            _conv(hidden, hidden, kernel, stride, groups=hidden),
-            SqueezeExcite(hidden, inputs // _SQUEEZE),
-            nn.Conv2d(hidden, outputs, 1, bias=False),
-            nn.BatchNorm2d(outputs),
-        ]
-        self.branch = nn.Sequential(*layers)
-        self.residual = stride == 1 and inputs == outputs
+        super().__init__(inputs, outputs, stride, expansion, kernel)
         self.drop_path = DropPath(drop_path)
+
+    def gate(self, inputs: int, hidden: int) -> list[nn.Module]:
+        return [SqueezeExcite(hidden, inputs // _SQUEEZE)]
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.branch(x)
         return x + self.drop_path(out) if self.residual else out
 
 
-class EfficientNet(nn.Module):
+class EfficientNet(PooledClassifier):
     """Features, global average pool, dropout, linear classifier."""
-
-    def __init__(self, features: nn.Module, channels: int, classes: int) -> None:
-        super().__init__()
-        self.features = features
-        self.pool = nn.AdaptiveAvgPool2d(1)
-        self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(channels, classes))
-        initialise(self)
-
-    def forward(self, x: Tensor) -> Tensor:
-        pooled: Tensor = self.pool(self.features(x))
-        logits: Tensor = self.classifier(pooled.flatten(1))
-        return logits
 
 
 def efficientnet_b0(
@@ -112,4 +91,6 @@ def efficientnet_b0(
             channels = outputs
     last = scaled(_LAST, width, _MULTIPLE)
     layers.append(_conv(channels, last, 1))
-    return EfficientNet(nn.Sequential(*layers), last, classes)
+    net = EfficientNet(nn.Sequential(*layers), nn.Sequential(nn.Dropout(0.2), nn.Linear(last, classes)))
+    initialise(net)
+    return net

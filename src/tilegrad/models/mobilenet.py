@@ -3,9 +3,11 @@ Bottlenecks", table 2."""
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor, nn
 
-from tilegrad.models._width import scaled
+from tilegrad.models.layers import PooledClassifier, conv_norm, scaled
 
 # Expansion, channels, repeats, stride of the first: the t, c, n, s of table 2.
 _BOTTLENECKS = (
@@ -21,47 +23,34 @@ _FIRST, _LAST = 32, 1280
 _MULTIPLE = 8
 
 
-def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False),
-        nn.BatchNorm2d(outputs),
-        nn.ReLU6(inplace=True),
-    )
+def conv_relu6(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
+    return nn.Sequential(*conv_norm(inputs, outputs, kernel, stride, groups=groups), nn.ReLU6(inplace=True))
 
 
 class InvertedResidual(nn.Module):
-    """Expand 1x1, depthwise 3x3, linear projection 1x1; a residual where the shape is kept."""
+    """Expand 1x1, depthwise, linear projection 1x1; a residual where the shape is kept."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, expansion: int) -> None:
+    conv: ClassVar = staticmethod(conv_relu6)  # with its norm and activation
+
+    def __init__(self, inputs: int, outputs: int, stride: int, expansion: int, kernel: int = 3) -> None:
         super().__init__()
         hidden = inputs * expansion
-        layers: list[nn.Module] = [] if expansion == 1 else [_conv(inputs, hidden, 1)]
-        layers += [
-            _conv(hidden, hidden, 3, stride, groups=hidden),
-            nn.Conv2d(hidden, outputs, 1, bias=False),
-            nn.BatchNorm2d(outputs),  # no rectifier after it: the bottleneck is linear
-        ]
-        self.branch = nn.Sequential(*layers)
+        layers: list[nn.Module] = [] if expansion == 1 else [self.conv(inputs, hidden, 1)]
+        layers += [self.conv(hidden, hidden, kernel, stride, groups=hidden), *self.gate(inputs, hidden)]
+        self.branch = nn.Sequential(*layers, *conv_norm(hidden, outputs, 1))  # no rectifier: the bottleneck is linear
         self.residual = stride == 1 and inputs == outputs
+
+    def gate(self, inputs: int, hidden: int) -> list[nn.Module]:
+        """What stands before the projection."""
+        return []
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.branch(x)
         return x + out if self.residual else out
 
 
-class MobileNetV2(nn.Module):
+class MobileNetV2(PooledClassifier):
     """Features, global average pool, dropout, linear classifier."""
-
-    def __init__(self, features: nn.Module, channels: int, classes: int) -> None:
-        super().__init__()
-        self.features = features
-        self.pool = nn.AdaptiveAvgPool2d(1)
-        self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(channels, classes))
-
-    def forward(self, x: Tensor) -> Tensor:
-        pooled: Tensor = self.pool(self.features(x))
-        logits: Tensor = self.classifier(pooled.flatten(1))
-        return logits
 
 
 def mobilenet_v2(classes: int = 1000, width: float = 1.0, in_channels: int = 3) -> MobileNetV2:
@@ -71,11 +60,11 @@ def mobilenet_v2(classes: int = 1000, width: float = 1.0, in_channels: int = 3) 
     """
     channels = scaled(_FIRST, width, _MULTIPLE)
     last = scaled(_LAST, max(1.0, width), _MULTIPLE)
-    layers: list[nn.Module] = [_conv(in_channels, channels, 3, 2)]
+    layers: list[nn.Module] = [conv_relu6(in_channels, channels, 3, 2)]
     for expansion, full, repeats, first_stride in _BOTTLENECKS:
         outputs = scaled(full, width, _MULTIPLE)
         for index in range(repeats):
             layers.append(InvertedResidual(channels, outputs, first_stride if index == 0 else 1, expansion))
             channels = outputs
-    layers.append(_conv(channels, last, 1))
-    return MobileNetV2(nn.Sequential(*layers), last, classes)
+    layers.append(conv_relu6(channels, last, 1))
+    return MobileNetV2(nn.Sequential(*layers), nn.Sequential(nn.Dropout(0.2), nn.Linear(last, classes)))

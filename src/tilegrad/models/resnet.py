@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from tilegrad.models._width import scaled
+from tilegrad.models.layers import conv_norm, scaled
 
 _STAGE_CHANNELS = (64, 128, 256, 512)
 
@@ -20,50 +20,15 @@ _STAGE_CHANNELS = (64, 128, 256, 512)
 def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
     if stride == 1 and inputs == outputs:
         return nn.Identity()
-    return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+    return nn.Sequential(*conv_norm(inputs, outputs, 1, stride))
 
 
-class BasicBlock(nn.Module):
-    """Two 3x3 convolutions; `dilation` serves backbones that keep their resolution (deeplab)."""
+class Residual(nn.Module):
+    """A branch and its shortcut, added and rectified."""
 
-    expansion: ClassVar[int] = 1
-
-    def __init__(self, inputs: int, channels: int, stride: int = 1, dilation: int = 1) -> None:
+    def __init__(self, branch: nn.Module, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
-        self.branch = nn.Sequential(
-            nn.Conv2d(inputs, channels, 3, stride, dilation, dilation, bias=False),
-            nn.BatchNorm2d(channels),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(channels, channels, 3, 1, dilation, dilation, bias=False),
-            nn.BatchNorm2d(channels),
-        )
-        self.shortcut = _shortcut(inputs, channels, stride)
-        self.relu = nn.ReLU(inplace=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.branch(x)
-        out += self.shortcut(x)
-        return self.relu(out)
-
-
-class Bottleneck(nn.Module):
-    """1x1 reduce, 3x3, 1x1 expand by four."""
-
-    expansion: ClassVar[int] = 4
-
-    def __init__(self, inputs: int, channels: int, stride: int = 1) -> None:
-        super().__init__()
-        outputs = channels * self.expansion
-        self.branch = nn.Sequential(
-            nn.Conv2d(inputs, channels, 1, bias=False),
-            nn.BatchNorm2d(channels),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(channels, channels, 3, stride, 1, bias=False),
-            nn.BatchNorm2d(channels),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(channels, outputs, 1, bias=False),
-            nn.BatchNorm2d(outputs),
-        )
+        self.branch = branch
         self.shortcut = _shortcut(inputs, outputs, stride)
         self.relu = nn.ReLU(inplace=True)
 
@@ -73,14 +38,40 @@ class Bottleneck(nn.Module):
         return self.relu(out)
 
 
+class BasicBlock(Residual):
+    """Two 3x3 convolutions; `dilation` serves backbones that keep their resolution (deeplab)."""
+
+    expansion: ClassVar[int] = 1
+
+    def __init__(self, inputs: int, channels: int, stride: int = 1, dilation: int = 1) -> None:
+        branch = nn.Sequential(
+            *conv_norm(inputs, channels, 3, stride, dilation=dilation),
+            nn.ReLU(inplace=True),
+            *conv_norm(channels, channels, 3, dilation=dilation),
+        )
+        super().__init__(branch, inputs, channels, stride)
+
+
+class Bottleneck(Residual):
+    """1x1 reduce, 3x3, 1x1 expand by four."""
+
+    expansion: ClassVar[int] = 4
+
+    def __init__(self, inputs: int, channels: int, stride: int = 1) -> None:
+        outputs = channels * self.expansion
+        branch = nn.Sequential(
+            *conv_norm(inputs, channels, 1),
+            nn.ReLU(inplace=True),
+            *conv_norm(channels, channels, 3, stride),
+            nn.ReLU(inplace=True),
+            *conv_norm(channels, outputs, 1),
+        )
+        super().__init__(branch, inputs, outputs, stride)
+
+
 def stem(in_channels: int, channels: int) -> nn.Sequential:
     """The 7x7 convolution and 3x3 max pool that bring the input to a quarter of its resolution."""
-    return nn.Sequential(
-        nn.Conv2d(in_channels, channels, 7, 2, 3, bias=False),
-        nn.BatchNorm2d(channels),
-        nn.ReLU(inplace=True),
-        nn.MaxPool2d(3, 2, 1),
-    )
+    return nn.Sequential(*conv_norm(in_channels, channels, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1))
 
 
 def initialise(net: nn.Module) -> None:

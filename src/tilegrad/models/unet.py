@@ -7,14 +7,14 @@ Left out: the drop-out at the end of the contracting path, whose rate the paper 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tilegrad.models._width import scaled
+from tilegrad.models.layers import scaled
 
 Padding = Literal["same", "valid"]
 Upsampling = Literal["transpose", "bilinear"]
@@ -72,11 +72,9 @@ def _upsample(channels: int, up: Upsampling) -> nn.Module:
 class Expansion(nn.Module):
     """One step of the expanding path: upsample, join with the skip, two convolutions."""
 
-    def __init__(self, channels: int, padding: Padding, up: Upsampling, norm: Norm) -> None:
+    def __init__(self, up: nn.Module, convs: nn.Module, padding: Padding) -> None:
         super().__init__()
-        self.padding = padding
-        self.up = _upsample(channels, up)
-        self.convs = _double_conv(channels, channels // 2, padding, norm)
+        self.padding, self.up, self.convs = padding, up, convs
 
     def forward(self, x: Tensor, skip: Tensor) -> Tensor:
         raised: Tensor = self.up(x)
@@ -87,6 +85,19 @@ class Expansion(nn.Module):
             skip = center_crop(skip, raised.shape[2:])
         out: Tensor = self.convs(torch.cat((skip, raised), dim=1))
         return out
+
+
+def down_and_up(x: Tensor, contracting: nn.ModuleList, expanding: nn.ModuleList, pool: Callable[..., Tensor]) -> Tensor:
+    """Along both paths: every step of the second is handed what the first had at its resolution."""
+    skips: list[Tensor] = []
+    for level, convs in enumerate(contracting):
+        if level > 0:
+            x = pool(x, 2)
+        x = convs(x)
+        skips.append(x)
+    for expansion, skip in zip(expanding, reversed(skips[:-1]), strict=True):
+        x = expansion(x, skip)
+    return x
 
 
 class UNet(nn.Module):
@@ -106,20 +117,14 @@ class UNet(nn.Module):
         self.contracting = nn.ModuleList(
             _double_conv(source, outputs, padding, norm) for source, outputs in zip(sources, channels, strict=True)
         )
-        self.expanding = nn.ModuleList(Expansion(c, padding, up, norm) for c in reversed(channels[1:]))
+        self.expanding = nn.ModuleList(
+            Expansion(_upsample(c, up), _double_conv(c, c // 2, padding, norm), padding) for c in reversed(channels[1:])
+        )
         self.classifier = nn.Conv2d(channels[0], classes, 1)
         _initialise(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        skips: list[Tensor] = []
-        for level, convs in enumerate(self.contracting):
-            if level > 0:
-                x = F.max_pool2d(x, 2)
-            x = convs(x)
-            skips.append(x)
-        for expansion, skip in zip(self.expanding, reversed(skips[:-1]), strict=True):
-            x = expansion(x, skip)
-        logits: Tensor = self.classifier(x)
+        logits: Tensor = self.classifier(down_and_up(x, self.contracting, self.expanding, F.max_pool2d))
         return logits
 
 

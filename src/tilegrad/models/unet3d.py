@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tilegrad.models._width import scaled
-from tilegrad.models.unet import Padding, center_crop, pad_end
+from tilegrad.models.layers import scaled
+from tilegrad.models.unet import Expansion, Padding, down_and_up
 
 Norm = Literal["batch"] | None
 
@@ -36,24 +35,11 @@ def _double_conv(inputs: int, middle: int, outputs: int, padding: Padding, norm:
     return nn.Sequential(*_conv(inputs, middle, padding, norm), *_conv(middle, outputs, padding, norm))
 
 
-class Synthesis(nn.Module):
-    """Up-convolution that keeps the channels, join with the skip, two convolutions."""
-
-    def __init__(self, channels: int, padding: Padding, norm: Norm) -> None:
-        super().__init__()
-        half = channels // 2  # channels of the skip
-        self.padding = padding
-        self.up = nn.ConvTranspose3d(channels, channels, 2, 2, bias=False)
-        self.convs = _double_conv(half + channels, half, half, padding, norm)
-
-    def forward(self, x: Tensor, skip: Tensor) -> Tensor:
-        raised: Tensor = self.up(x)
-        if self.padding == "same":
-            raised = pad_end(raised, skip.shape[2:])
-        else:
-            skip = center_crop(skip, raised.shape[2:])
-        out: Tensor = self.convs(torch.cat((skip, raised), dim=1))
-        return out
+def _synthesis(channels: int, padding: Padding, norm: Norm) -> Expansion:
+    """Its up-convolution keeps the channels."""
+    half = channels // 2  # channels of the skip
+    up = nn.ConvTranspose3d(channels, channels, 2, 2, bias=False)
+    return Expansion(up, _double_conv(half + channels, half, half, padding, norm), padding)
 
 
 class UNet3d(nn.Module):
@@ -69,19 +55,11 @@ class UNet3d(nn.Module):
             analysis.append(_double_conv(source, middle, 2 * middle, padding, norm))
             source = 2 * middle
         self.analysis = nn.ModuleList(analysis)
-        self.synthesis = nn.ModuleList(Synthesis(base * 2**level, padding, norm) for level in range(_LEVELS, 1, -1))
+        self.synthesis = nn.ModuleList(_synthesis(base * 2**level, padding, norm) for level in range(_LEVELS, 1, -1))
         self.classifier = nn.Conv3d(2 * base, classes, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        skips: list[Tensor] = []
-        for level, convs in enumerate(self.analysis):
-            if level > 0:
-                x = F.max_pool3d(x, 2)
-            x = convs(x)
-            skips.append(x)
-        for step, skip in zip(self.synthesis, reversed(skips[:-1]), strict=True):
-            x = step(x, skip)
-        logits: Tensor = self.classifier(x)
+        logits: Tensor = self.classifier(down_and_up(x, self.analysis, self.synthesis, F.max_pool3d))
         return logits
 
 

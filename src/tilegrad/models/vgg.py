@@ -10,7 +10,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from tilegrad.models._width import scaled
+from tilegrad.models.layers import scaled
 
 Head = Literal["fc", "pool"] | None
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tilegrad.models._width import scaled
+from tilegrad.models.layers import scaled
 
 
 class CausalConv1d(nn.Module):

@@ -12,25 +12,21 @@ from ..ops.random import uniform
 from ..region import Box
 
 
-def draw(name: str, box: Box, bound: float, seed: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A box of a weight, even between -bound and bound."""
-    numbers = uniform(seed ^ zlib.crc32(name.encode()) << 20, box, device)
-    return numbers.mul_(2 * bound).sub_(bound).to(dtype)
-
-
 class DrawnByPlace(nn.Module):
     """Base of layers whose parameters may be made without data (on the meta device) and drawn box by box."""
 
     seed: int
+    fan: int = 0  # inputs that each output reads
 
     def bound(self, name: str) -> float:
         """How large the entries of a parameter may be at first; 0 for none."""
-        raise NotImplementedError
+        return 1 / sqrt(self.fan) if self.fan else 0.0
 
     def draw_box(self, name: str, box: Box, device: torch.device) -> Tensor:
-        """A box of a parameter as it is at first."""
-        parameter = getattr(self, name)
-        return draw(name, box, self.bound(name), self.seed, parameter.dtype, device)
+        """A box of a parameter as it is at first: even between the bounds."""
+        bound = self.bound(name)
+        numbers = uniform(self.seed ^ zlib.crc32(name.encode()) << 20, box, device)
+        return numbers.mul_(2 * bound).sub_(bound).to(getattr(self, name).dtype)
 
     def reset_parameters(self) -> None:
         """Draw everything anew."""
@@ -38,8 +34,3 @@ class DrawnByPlace(nn.Module):
             for name, parameter in self.named_parameters(recurse=False):
                 if not parameter.is_meta:
                     parameter.copy_(self.draw_box(name, Box.full(parameter.shape), parameter.device))
-
-
-def fan_bound(fan: int) -> float:
-    """The usual bound for a layer whose outputs each read `fan` inputs."""
-    return 1 / sqrt(fan) if fan else 0.0

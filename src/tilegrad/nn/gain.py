@@ -33,9 +33,6 @@ class ScalarGain(DrawnByPlace):
         self.a = nn.Parameter(torch.ones(1, device=device, dtype=dtype))
         self.b = nn.Parameter(torch.zeros((1, *shape), device=device, dtype=dtype))
 
-    def bound(self, name: str) -> float:
-        return 0.0
-
     def draw_box(self, name: str, box: Box, device: torch.device) -> Tensor:
         parameter = getattr(self, name)
         return torch.full(box.shape, float(name == "a"), dtype=parameter.dtype, device=device)

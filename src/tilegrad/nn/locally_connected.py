@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..ops.locally_connected import locally_connected2d
-from .by_place import DrawnByPlace, fan_bound
+from .by_place import DrawnByPlace
 
 
 class LocallyConnected2d(DrawnByPlace):
@@ -41,12 +41,10 @@ class LocallyConnected2d(DrawnByPlace):
             raise InputError(what, hint="a smaller kernel, or padding in front of the layer")
         self.in_channels, self.out_channels, self.kernel_size = in_channels, out_channels, kernel
         self.stride, self.seed, self.output_size = stride, seed, out
+        self.fan = in_channels * kernel[0] * kernel[1]
         shape = (out_channels, 1, 1, in_channels, *kernel, *out)
         self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
         self.reset_parameters()
-
-    def bound(self, name: str) -> float:
-        return fan_bound(self.in_channels * self.kernel_size[0] * self.kernel_size[1])
 
     def forward(self, x: Tensor) -> Tensor:
         return locally_connected2d(x, self.weight, self.stride)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..ops.locally_connected import spatial_linear
-from .by_place import DrawnByPlace, fan_bound
+from .by_place import DrawnByPlace
 
 
 class SpatialLinear(DrawnByPlace):
@@ -25,12 +26,9 @@ class SpatialLinear(DrawnByPlace):
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
-        self.seed = seed
+        self.seed, self.fan = seed, prod(shape)
         self.weight = nn.Parameter(torch.empty((classes, *shape), device=device, dtype=dtype))
         self.reset_parameters()
-
-    def bound(self, name: str) -> float:
-        return fan_bound(self.weight[0].numel())
 
     def forward(self, x: Tensor) -> Tensor:
         return spatial_linear(x, self.weight)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import product
+from math import prod
 
 import torch
 import torch.nn.functional as F
@@ -30,13 +31,8 @@ class _Adaptive(Reduction):
     def bins(self, call: Call, place: Place, dim: int) -> list[Interval]:
         """For each output of the place along `dim`, the part of its bin inside the tile, in tile coordinates."""
         n, m = call.inputs[0].shape[dim], call.out.shape[dim]
-        tile = place.reads[0][dim].clip(n)
-        window = Adaptive(n, m)
+        tile, window = place.reads[0][dim].clip(n), Adaptive(n, m)
         return [window.reads(o, o + 1).shift(-tile.lo).clip(tile.size) for o in range(*place.out[dim])]
-
-    def sizes(self, call: Call, place: Place, dim: int) -> list[int]:
-        window = Adaptive(call.inputs[0].shape[dim], call.out.shape[dim])
-        return [window.reads(o, o + 1).size for o in range(*place.out[dim])]
 
     def flops(self, call: Call) -> float:
         return call.inputs[0].size / max(1, call.out.size)
@@ -60,12 +56,10 @@ class AdaptiveAvg(_Adaptive):
         result, rank = total[0], total[0].dim()
         whole = place or Place(Box.full(call.out.shape), (Box.full(call.inputs[0].shape),))
         if all(n == 1 for n in call.out.shape[-self.spatial :]):
-            count = 1
-            for dim in range(rank - self.spatial, rank):
-                count *= call.inputs[0].shape[dim]
-            return (result / count).to(getattr(torch, call.out.dtype))
+            return (result / prod(call.inputs[0].shape[-self.spatial :])).to(getattr(torch, call.out.dtype))
         for dim in range(rank - self.spatial, rank):
-            sizes = torch.tensor(self.sizes(call, whole, dim), dtype=result.dtype, device=result.device)
+            counts = [span.size for span in self.bins(call, whole, dim)]
+            sizes = torch.tensor(counts, dtype=result.dtype, device=result.device)
             result = result / sizes.view(-1, *(1 for _ in range(rank - 1 - dim)))
         return result.to(getattr(torch, call.out.dtype))
 

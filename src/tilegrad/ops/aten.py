@@ -91,15 +91,12 @@ def natural_dtype(node: Node, inputs: Sequence[TensorType]) -> str | None:
     """The dtype of what the operator gives by itself, without autocast; None where it does not take these inputs."""
     blanks = [torch.empty(t.shape, dtype=getattr(torch, t.dtype), device="meta") for t in inputs]
     off = [torch.autocast(kind, enabled=False) for kind in ("cpu", "cuda")]
+    on_meta = {"device": torch.device("meta")} if node.attrs.get("device") is not None else {}
     try:
         with off[0], off[1], torch.no_grad():
-            return str(call(node, blanks, **_on_meta(node)).dtype).removeprefix("torch.")
+            return str(call(node, blanks, **on_meta).dtype).removeprefix("torch.")
     except (RuntimeError, NotImplementedError):  # mixed dtypes, mostly
         return None
-
-
-def _on_meta(node: Node) -> dict[str, Any]:
-    return {"device": torch.device("meta")} if node.attrs.get("device") is not None else {}
 
 
 def is_pointwise(target: str) -> bool:

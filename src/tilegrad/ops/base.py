@@ -130,6 +130,7 @@ class Op:
     opaque: ClassVar[bool] = False  # is its backward a user's own, perhaps not linear?
     elementwise: ClassVar[bool] = False  # does each element of the output read one of each input, broadcast?
     view: ClassVar[bool] = False  # another look at its input's memory: makes no bytes
+    flops_each: ClassVar[float] = 1.0  # what `flops` gives, where that is the same for every call
     fresh_gradient: ClassVar[bool] = False  # is its input's gradient in memory that nothing else reads?
 
     def __init__(self, spatial: int = 0):
@@ -169,7 +170,7 @@ class Op:
 
     def flops(self, call: Call) -> float:
         """Floating point operations per element of the output."""
-        return 1.0
+        return self.flops_each
 
     def lower(self, call: Call, build: Build, tiled: Collection[int]) -> str | None:
         """Emit simpler nodes that compute the same and return the name of their result, or None to stay as it is.
@@ -186,6 +187,13 @@ class Op:
         if rule is None:
             return None
         return tuple(Box(r.window.reads(*(out[r.dim] if r.dim is not None else (0, 1))) for r in dims) for dims in rule)
+
+
+class Weighted(Op):
+    """Element by element in its first input; the others, weights mostly, are read whole."""
+
+    def reads(self, call: Call) -> Reads:
+        return (pointwise(call.inputs[0].shape, call.out.shape), *(whole(t.shape) for t in call.inputs[1:]))
 
 
 class Reduction(Op):

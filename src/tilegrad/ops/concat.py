@@ -14,6 +14,8 @@ from .registry import op
 
 @op("cat", "concat", "concatenate")
 class Concat(Op):
+    flops_each = 0.0
+
     def reads(self, call: Call) -> Reads:
         """Along `dim` an input begins where those before it end: what lies outside of it is not its business."""
         dim, n_out, start, found = call.dim(), call.out.shape[call.dim()], 0, []
@@ -25,9 +27,6 @@ class Concat(Op):
             start += t.shape[dim]
         return tuple(found)
 
-    def flops(self, call: Call) -> float:
-        return 0.0
-
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield Sample(lambda x, y: torch.cat([x, y, x], 1), ((1, 2, 5, 6), (1, 3, 5, 6)))
@@ -36,6 +35,8 @@ class Concat(Op):
 
 @op("stack")
 class Stack(Op):
+    flops_each = 0.0
+
     def reads(self, call: Call) -> Reads:
         rank = len(call.out.shape)
         dim = int(call.attr("dim", 0)) % rank
@@ -44,9 +45,6 @@ class Stack(Op):
 
     def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
         return torch.stack(list(tiles), int(call.attr("dim", 0)))
-
-    def flops(self, call: Call) -> float:
-        return 0.0
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

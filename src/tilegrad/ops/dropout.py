@@ -10,17 +10,15 @@ from torch import Tensor
 
 from ..ir import Build
 from ..region import Box
-from .base import Call, Op, Place, Reads, Sample, pointwise
+from .base import Call, Place, Sample, Weighted
 from .random import uniform
 from .registry import op
 
 
 @op("dropout", "native_dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
-class Dropout(Op):
+class Dropout(Weighted):
     random = True
-
-    def reads(self, call: Call) -> Reads:
-        return (pointwise(call.inputs[0].shape, call.out.shape),)
+    flops_each = 10.0
 
     def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
         (x,) = tiles
@@ -42,9 +40,6 @@ class Dropout(Op):
         """Where it drops nothing it is its input."""
         asleep = not call.attr("train", True) or float(call.attr("p", 0.5)) == 0
         return call.node.inputs[0].value if asleep and call.attr("output") is None else None
-
-    def flops(self, call: Call) -> float:
-        return 10.0
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

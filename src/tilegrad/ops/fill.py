@@ -18,6 +18,7 @@ class Fill(Op):
 
     anywhere = True
     blind = True
+    flops_each = 0.0
 
     def reads(self, call: Call) -> Reads | None:
         like = call.node.op.endswith("_like")
@@ -27,9 +28,6 @@ class Fill(Op):
         value = aten.decode(call.attr("fill_value", 1.0 if "ones" in call.node.op else 0.0))
         device = place.device or next((t.device for t in tiles), aten.decode(call.attr("device")) or "cpu")
         return torch.full(place.out.shape, value, dtype=getattr(torch, call.out.dtype), device=device)
-
-    def flops(self, call: Call) -> float:
-        return 0.0
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import prod
 
 import torch
 import torch.nn.functional as F
 
 from ..region import POINT, Whole
-from .base import Call, Op, Read, Reads, Sample, pointwise, whole
+from .base import Call, Op, Read, Reads, Sample, along, pointwise, whole
 from .registry import op
 
 
@@ -17,9 +18,7 @@ class Linear(Op):
     dense = True
 
     def reads(self, call: Call) -> Reads:
-        shape = call.inputs[0].shape
-        lead = tuple(Read(d, POINT) for d in range(len(shape) - 1))
-        return ((*lead, Read(None, Whole(shape[-1], 1))), *(whole(t.shape) for t in call.inputs[1:]))
+        return (along(call, [-1]), *(whole(t.shape) for t in call.inputs[1:]))
 
     def flops(self, call: Call) -> float:
         return 2.0 * call.inputs[0].shape[-1]
@@ -82,10 +81,7 @@ class Einsum(Op):
         sizes = {
             c: n for term, t in zip(found[0], call.inputs, strict=True) for c, n in zip(term, t.shape, strict=True)
         }
-        inner = 2.0
-        for letter in sizes.keys() - set(found[1]):
-            inner *= sizes[letter]
-        return inner
+        return 2.0 * prod(sizes[letter] for letter in sizes.keys() - set(found[1]))
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

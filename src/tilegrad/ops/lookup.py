@@ -15,7 +15,7 @@ from .registry import op
 @op("one_hot")
 class OneHot(Op):
     def reads(self, call: Call) -> Reads:
-        return (tuple(Read(k, POINT) for k in range(len(call.inputs[0].shape))),)
+        return (along(call, []),)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -24,15 +24,14 @@ class OneHot(Op):
 
 @op("embedding")
 class Embedding(Op):
+    flops_each = 0.0
+
     def reads(self, call: Call) -> Reads:
         at = call.index["indices"]
         return tuple(
             tuple(Read(k, POINT) for k in range(len(t.shape))) if i == at else whole(t.shape)
             for i, t in enumerate(call.inputs)
         )
-
-    def flops(self, call: Call) -> float:
-        return 0.0
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

@@ -11,25 +11,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..ir import Build, TensorType
-from ..region import POINT, Whole
-from .base import Call, Op, Place, Read, Reads, Sample, pointwise, whole
+from ..region import POINT
+from .base import Call, Op, Place, Read, Reads, Sample, Weighted, along, pointwise, whole
 from .registry import op
 
 NONE, MEAN = 0, 1  # ATen's reduction codes; 2 is the sum
 
 
-def _shape_of_map(call: Call) -> tuple[int, ...]:
-    return np.broadcast_shapes(*(t.shape for t in call.inputs[:2]))
-
-
 class _Loss(Op):
+    flops_each = 8.0
+
     def unreduced(self, call: Call, build: Build, shape: Sequence[int]) -> str:
         attrs = {**call.node.attrs, "reduction": NONE}
         slots = [(i.arg, i.value) for i in call.node.inputs]
         return build.emit(call.node.op, slots, TensorType(tuple(shape), call.out.dtype), attrs, call.node.target)
-
-    def flops(self, call: Call) -> float:
-        return 8.0
 
 
 @op(
@@ -46,7 +41,7 @@ class ElementwiseLoss(_Loss):
         reduction = call.attr("reduction", MEAN)
         if reduction == NONE:
             return None
-        each = self.unreduced(call, build, _shape_of_map(call))
+        each = self.unreduced(call, build, np.broadcast_shapes(*(t.shape for t in call.inputs[:2])))
         name = "mean" if reduction == MEAN else "sum"
         return build.emit(name, [("self", each)], call.out, {}, f"aten.{name}.default")
 
@@ -76,11 +71,7 @@ class ClassLoss(_Loss):
         rank = len(call.inputs[0].shape)
         if call.attr("reduction", MEAN) != NONE or rank < 2:
             return None
-        scores = (
-            Read(0, POINT),
-            Read(None, Whole(call.inputs[0].shape[1], 1)),
-            *(Read(d, POINT) for d in range(1, rank - 1)),
-        )
+        scores = along(call, [1], keep=False)
         target = scores if self._dense_target(call) else tuple(Read(d, POINT) for d in range(rank - 1))
         return (scores, target, *(whole(t.shape) for t in call.inputs[2:]))
 
@@ -118,11 +109,8 @@ class ClassLoss(_Loss):
 
 
 @op("class_weight")
-class ClassWeight(Op):
+class ClassWeight(Weighted):
     """How much each target counts in a mean: its class's weight, nothing where it is ignored."""
-
-    def reads(self, call: Call) -> Reads:
-        return (pointwise(call.inputs[0].shape, call.out.shape), *(whole(t.shape) for t in call.inputs[1:]))
 
     def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
         target = tiles[0]

@@ -20,6 +20,7 @@ class Picked(Op):
     """`picks` gives, for each dimension that moves, the input's number for each of the output's."""
 
     anywhere = True
+    flops_each = 0.0
 
     def moved(self, call: Call) -> Mapping[int, int]:
         """Output dimensions that move, and by how much."""
@@ -41,9 +42,6 @@ class Picked(Op):
             at = torch.arange(place.out[dim].lo, place.out[dim].hi)
             x = x.index_select(dim, self.pick(at, x.shape[dim], amount).to(x.device))
         return x
-
-    def flops(self, call: Call) -> float:
-        return 0.0
 
 
 @op("roll")

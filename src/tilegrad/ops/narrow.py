@@ -17,6 +17,7 @@ class Slice(Op):
     """`x[..., start:end:step, ...]`. Along a tiled axis it is a crop; elsewhere it cuts channels."""
 
     view = True
+    flops_each = 0.0
 
     def _cut(self, call: Call) -> tuple[int, Crop]:
         dim = call.dim()
@@ -33,9 +34,6 @@ class Slice(Op):
         dim, crop = self._cut(call)
         return x if crop.step == 1 else x[(slice(None),) * dim + (slice(None, None, crop.step),)]
 
-    def flops(self, call: Call) -> float:
-        return 0.0
-
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield Sample(lambda x: x[:, :, 2:-1, 1:] * 1, ((1, 2, 8, 7),))
@@ -50,14 +48,11 @@ class CropBox(Slice):
     view = False
 
     def reads(self, call: Call) -> Reads:
-        return (tuple(Read(k, Crop(a, b - a)) for k, (a, b) in enumerate(_ends(call))),)
+        ends = zip(call.attr("start"), call.attr("stop"), strict=True)
+        return (tuple(Read(k, Crop(a, b - a)) for k, (a, b) in enumerate(ends)),)
 
     def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
         return tiles[0].clone()  # the box that was read is the piece
-
-
-def _ends(call: Call) -> list[tuple[int, int]]:
-    return list(zip(call.attr("start"), call.attr("stop"), strict=True))
 
 
 @op("split", "split_with_sizes", "chunk", "tensor_split", "narrow", "unsafe_split", "unsafe_chunk")
@@ -66,6 +61,7 @@ class Split(Op):
 
     view = True
     native = False
+    flops_each = 0.0
 
     def reads(self, call: Call) -> Reads:
         crop = Crop(call.attr("start", 0), call.out.shape[call.dim()])
@@ -73,9 +69,6 @@ class Split(Op):
 
     def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
         return tiles[0]  # the box that was read is the piece
-
-    def flops(self, call: Call) -> float:
-        return 0.0
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -90,15 +83,13 @@ class Select(Op):
 
     view = True
     native = False
+    flops_each = 0.0
 
     def reads(self, call: Call) -> Reads:
         return (along(call, [call.dim()], keep=False),)
 
     def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
         return tiles[0].select(call.dim(), call.attr("index"))
-
-    def flops(self, call: Call) -> float:
-        return 0.0
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -110,6 +101,8 @@ class Select(Op):
 @op("index_select", "select_scatter", "slice_scatter", "gather", "take_along_dim")
 class AlongDim(Op):
     """Reads and writes anywhere along `dim`, and only there."""
+
+    flops_each = 0.0
 
     def reads(self, call: Call) -> Reads | None:
         rank = len(call.out.shape)
@@ -124,9 +117,6 @@ class AlongDim(Op):
             return (Read(None, Whole(shape[0], 1)),)
         outs = [d for d in range(rank) if d != dim or len(shape) == rank]
         return tuple(Read(None, Whole(n, 1)) if d == dim else Read(d, POINT) for d, n in zip(outs, shape, strict=True))
-
-    def flops(self, call: Call) -> float:
-        return 0.0
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

@@ -14,21 +14,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..ir import Build, TensorType
-from .base import Call, Op, Place, Read, Reads, Reduction, Sample, along, pointwise, whole
+from .base import Call, Op, Place, Read, Reads, Reduction, Sample, Weighted, along, pointwise, whole
 from .registry import op
 
 
 @op("batch_norm", "instance_norm", "group_norm", "_native_batch_norm_legit", "native_group_norm")
-class Norm(Op):
+class Norm(Weighted):
     """Pointwise in the data once its statistics are known; all else is per channel."""
 
     remembers = ("running_mean", "running_var")
-
-    def reads(self, call: Call) -> Reads:
-        return (pointwise(call.inputs[0].shape, call.out.shape), *(whole(t.shape) for t in call.inputs[1:]))
-
-    def flops(self, call: Call) -> float:
-        return 4.0
+    flops_each = 4.0
 
     def lower(self, call: Call, build: Build, tiled: Collection[int]) -> str | None:
         if call.node.op == "group_norm":
@@ -38,9 +33,9 @@ class Norm(Op):
             return None
         rank = len(call.inputs[0].shape)
         over = [d for d in range(rank) if d != 1 and (d or call.node.op == "batch_norm")]
-        stats = _moments(build, call.node.inputs[0].value, over)
+        stats = emit_moments(build, call.node.inputs[0].value, over)
         _update_running(call, build, stats, over)
-        return _normalize(build, call, call.node.inputs[0].value, stats, over)
+        return _normalize(build, call, call.node.inputs[0].value, stats, _affine(call))
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -51,7 +46,8 @@ class Norm(Op):
         yield Sample(lambda x: F.instance_norm(x), (image,), "instance")
 
 
-def _moments(build: Build, x: str, over: Sequence[int]) -> str:
+def emit_moments(build: Build, x: str, over: Sequence[int]) -> str:
+    """Mean and variance over these dimensions; of half precision they are single."""
     kept = tuple(1 if d in over else n for d, n in enumerate(build.type(x).shape))
     return build.emit("moments", [("self", x)], TensorType((2, *kept), _wide(build.type(x).dtype)), {"dim": list(over)})
 
@@ -60,24 +56,24 @@ def _wide(dtype: str) -> str:
     return "float32" if dtype in ("float16", "bfloat16") else dtype
 
 
-def _normalize(build: Build, call: Call, x: str, stats: str, over: Sequence[int], channel: int = 1) -> str:
-    inputs = [("self", x), ("stats", stats)]
-    inputs += [(a, v) for a in ("weight", "bias") if (v := call.arg(a)) is not None]
-    attrs = {"eps": call.attr("eps", 1e-5), "channel": channel}
-    return build.emit("normalize", inputs, build.type(x), attrs)
+def _normalize(build: Build, call: Call, x: str, stats: str, affine: Sequence[tuple[str, str]] = ()) -> str:
+    attrs = {"eps": call.attr("eps", 1e-5), "channel": 1}
+    return build.emit("normalize", [("self", x), ("stats", stats), *affine], build.type(x), attrs)
+
+
+def _affine(call: Call) -> list[tuple[str, str]]:
+    return [(a, v) for a in ("weight", "bias") if (v := call.arg(a)) is not None]
 
 
 def _lower_group(call: Call, build: Build) -> str:
     x, shape, groups = call.node.inputs[0].value, call.inputs[0].shape, call.attr("num_groups")
     split = TensorType((shape[0], groups, shape[1] // groups, *shape[2:]), call.inputs[0].dtype)
     viewed = build.emit("view", [("self", x)], split, {"size": list(split.shape)}, "aten.view.default")
-    stats = _moments(build, viewed, range(2, len(split.shape)))
-    plain = build.emit(
-        "normalize", [("self", viewed), ("stats", stats)], split, {"eps": call.attr("eps", 1e-5), "channel": 1}
-    )
+    stats = emit_moments(build, viewed, range(2, len(split.shape)))
+    plain = _normalize(build, call, viewed, stats)
     back = build.emit("view", [("self", plain)], call.out, {"size": list(shape)}, "aten.view.default")
-    scale = [("self", back)] + [(a, v) for a in ("weight", "bias") if (v := call.arg(a)) is not None]
-    return back if len(scale) == 1 else build.emit("per_channel", scale, call.out, {"channel": 1})
+    affine = _affine(call)
+    return build.emit("per_channel", [("self", back), *affine], call.out, {"channel": 1}) if affine else back
 
 
 def _update_running(call: Call, build: Build, stats: str, over: Sequence[int]) -> None:
@@ -136,15 +132,14 @@ class Moments(Reduction):
 class Normalize(Op):
     """`(x - mean) / sqrt(var + eps) * weight + bias` with `stats` from `moments`."""
 
+    flops_each = 4.0
+
     def reads(self, call: Call) -> Reads:
         data = pointwise(call.inputs[0].shape, call.out.shape)
         # stats has a leading row dimension, then the data's dimensions with the reduced ones of size 1
         stats = pointwise(call.inputs[1].shape[1:], call.out.shape)
         rest = (whole(t.shape) for t in call.inputs[2:])
         return (data, (whole(call.inputs[1].shape)[0], *stats), *rest)
-
-    def flops(self, call: Call) -> float:
-        return 4.0
 
     def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
         x, stats = tiles[0], tiles[1]
@@ -165,11 +160,8 @@ def _on_channel(weight: Tensor, call: Call) -> Tensor:
 
 
 @op("per_channel")
-class PerChannel(Op):
+class PerChannel(Weighted):
     """`x * weight + bias`, one of each per channel."""
-
-    def reads(self, call: Call) -> Reads:
-        return (pointwise(call.inputs[0].shape, call.out.shape), *(whole(t.shape) for t in call.inputs[1:]))
 
     def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
         x = tiles[0]

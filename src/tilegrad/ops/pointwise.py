@@ -5,12 +5,13 @@ Operators that torch tags as pointwise arrive here by themselves; the names belo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from .base import Call, Op, Reads, Sample, whole
+from .base import Call, Op, Place, Reads, Sample, Weighted
 from .base import pointwise as broadcast
 from .registry import op
 
@@ -43,11 +44,22 @@ class Pointwise(Op):
         yield Sample(lambda x, y: x + y, (image, (5, 6)), "a parameter that lives on space")
 
 
-@op("prelu")
-class Prelu(Op):
-    def reads(self, call: Call) -> Reads:
-        return (broadcast(call.inputs[0].shape, call.out.shape), whole(call.inputs[1].shape))
+_AFTER = {"add_relu": torch.relu, "add_sigmoid": torch.sigmoid, "add_tanh": torch.tanh}
 
+
+@op(*_AFTER)
+class AddThen(Op):
+    """An addition and what follows it, which other frameworks run as one kernel, without a tensor in between."""
+
+    def reads(self, call: Call) -> Reads:
+        return tuple(broadcast(t.shape, call.out.shape) for t in call.inputs)
+
+    def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
+        return _AFTER[call.node.op](tiles[0] + tiles[1])
+
+
+@op("prelu")
+class Prelu(Weighted):
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield Sample(lambda x, w: F.prelu(x, w), ((1, 3, 5, 6), (3,)))

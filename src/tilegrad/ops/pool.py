@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from math import prod
 from typing import ClassVar
 
 import torch
@@ -49,10 +50,7 @@ class _Pool(Op):
         return ((*lead, *(Read(rank - self.spatial + a, s) for a, s in enumerate(slides))),)
 
     def flops(self, call: Call) -> float:
-        total = 1.0
-        for slide in windows(call, self.spatial):
-            total *= slide.kernel
-        return total
+        return float(prod(slide.kernel for slide in windows(call, self.spatial)))
 
     def padded(self, call: Call, x: Tensor, place: Place, value: float) -> Tensor:
         sides = place.pad(call)[-self.spatial :]

@@ -9,29 +9,33 @@ from math import prod
 import torch
 from torch import Tensor
 
-from ..ir import Build, TensorType
+from ..ir import Build
 from .base import Call, Op, Place, Reads, Reduction, Sample, along, pointwise
+from .norm import emit_moments
 from .registry import op
 
 LOW = (torch.float16, torch.bfloat16)
 
 
-class _Fold(Reduction):
-    def keep(self, call: Call) -> bool:
-        return bool(call.attr("keepdim", False))
+def _keep(call: Call) -> bool:
+    return bool(call.attr("keepdim", False))
+
+
+class _Along(Op):
+    """Over channels it is local: its dimensions are read whole, the others one by one."""
 
     def reads(self, call: Call) -> Reads | None:
-        return (along(call, call.dims(), self.keep(call)),)
+        return (along(call, call.dims(), _keep(call)),)
 
 
 @op("sum", "mean")
-class SumOp(_Fold):
+class SumOp(_Along, Reduction):
     """Tiles add up; in half precision they add up in single."""
 
     def partial(self, call: Call, tile: Tensor, place: Place, *others: Tensor) -> tuple[Tensor, ...]:
         dtype = getattr(torch, call.out.dtype)
         dtype = torch.float32 if dtype in LOW else dtype
-        return (tile.sum(call.dims(), keepdim=self.keep(call), dtype=dtype),)
+        return (tile.sum(call.dims(), keepdim=_keep(call), dtype=dtype),)
 
     def finish(self, call: Call, total: tuple[Tensor, ...]) -> Tensor:
         result = total[0]
@@ -49,7 +53,7 @@ class SumOp(_Fold):
 
 
 @op("amax", "amin", "max", "min")
-class Extreme(_Fold):
+class Extreme(_Along, Reduction):
     """The extreme and how often it is met: torch shares the gradient evenly among ties."""
 
     def reads(self, call: Call) -> Reads | None:
@@ -77,7 +81,7 @@ class Extreme(_Fold):
         return total[0].reshape(call.out.shape) if total[0].numel() == call.out.size else self._squeeze(call, total[0])
 
     def _squeeze(self, call: Call, x: Tensor) -> Tensor:
-        return x if self.keep(call) else x.squeeze(tuple(call.dims()))
+        return x if _keep(call) else x.squeeze(tuple(call.dims()))
 
     def surrogate(self, call: Call, tile: Tensor, total: tuple[Tensor, ...], place: Place, *others: Tensor) -> Tensor:
         best, ties = (t.detach() for t in total)
@@ -94,24 +98,15 @@ class Extreme(_Fold):
 
 
 @op("var", "std")
-class SpreadOp(Op):
+class SpreadOp(_Along):
     """Variance and deviation: local over channels, from `moments` over the image."""
-
-    def keep(self, call: Call) -> bool:
-        return bool(call.attr("keepdim", False))
-
-    def reads(self, call: Call) -> Reads:
-        return (along(call, call.dims(), self.keep(call)),)
 
     def lower(self, call: Call, build: Build, tiled: Collection[int]) -> str | None:
         over = call.dims()
         if not set(over) & set(tiled):
             return None
-        shape, dtype = call.inputs[0].shape, call.inputs[0].dtype
-        kept = tuple(1 if d in over else n for d, n in enumerate(shape))
-        attrs = {"dim": over}
-        stats = build.emit("moments", [("self", call.node.inputs[0].value)], TensorType((2, *kept), dtype), attrs)
-        count = prod(shape[d] for d in over)
+        stats = emit_moments(build, call.node.inputs[0].value, over)
+        count = prod(call.inputs[0].shape[d] for d in over)
         correction = call.attr("correction")
         if correction is None:
             correction = 1 if call.attr("unbiased", True) else 0
@@ -131,20 +126,18 @@ class SpreadOf(Op):
 
     def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
         found = (tiles[0][1] * call.attr("scale")).reshape(call.out.shape)
-        if not call.attr("root"):
-            return found
-        flat = found == 0  # torch gives no deviation the gradient zero
-        return torch.where(flat, 0, torch.where(flat, 1, found).sqrt())
+        if call.attr("root"):
+            flat = found == 0  # torch gives no deviation the gradient zero
+            found = torch.where(flat, 0, torch.where(flat, 1, found).sqrt())
+        return found.to(getattr(torch, call.out.dtype))
 
 
 @op("logsumexp", "prod", "any", "all", "argmax", "argmin", "linalg_vector_norm", "norm", "count_nonzero")
-class AlongSome(Op):
+class AlongSome(_Along):
     """Local over channels; over the image they run whole."""
 
     def reads(self, call: Call) -> Reads | None:
-        if isinstance(call.attr("p", call.attr("ord", 2)), str):
-            return None
-        return (along(call, call.dims(), bool(call.attr("keepdim", False))),)
+        return None if isinstance(call.attr("p", call.attr("ord", 2)), str) else super().reads(call)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

@@ -10,19 +10,14 @@ from torch import Tensor
 
 from ..region import POINT, Chain, Repeat, Slide, Whole, Window
 from . import aten
-from .base import Call, Op, Place, Read, Reads, Sample, pointwise, whole
+from .base import Call, Op, Place, Read, Reads, Sample, Weighted, whole
 from .registry import op
 
 
 @op("contiguous", "clone", "to", "_to_copy", "detach", "alias", "lift_fresh_copy", "_assert_tensor_metadata")
-class Copy(Op):
+class Copy(Weighted):
     elementwise = True
-
-    def reads(self, call: Call) -> Reads:
-        return (pointwise(call.inputs[0].shape, call.out.shape), *(whole(t.shape) for t in call.inputs[1:]))
-
-    def flops(self, call: Call) -> float:
-        return 0.0
+    flops_each = 0.0
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -33,6 +28,7 @@ class Copy(Op):
 @op("permute", "transpose", "movedim", "t", "mT", "swapaxes", "numpy_T")
 class Permute(Op):
     view = True
+    flops_each = 0.0
 
     def order(self, call: Call) -> list[int]:
         """Output dimension `d` is input dimension `order[d]`, found by permuting the dimension numbers."""
@@ -43,9 +39,6 @@ class Permute(Op):
     def reads(self, call: Call) -> Reads:
         order = self.order(call)
         return (tuple(Read(order.index(k), POINT) for k in range(len(order))),)
-
-    def flops(self, call: Call) -> float:
-        return 0.0
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -60,6 +53,7 @@ class ViewOp(Op):
     windows are rows of rows. The others of a group that mixes are read whole."""
 
     view = True
+    flops_each = 0.0
 
     def reads(self, call: Call) -> Reads:
         before, after = call.inputs[0].shape, call.out.shape
@@ -93,9 +87,6 @@ class ViewOp(Op):
         """A value may lie otherwise here than where it was captured (strides of attention differ between kernels), and
         then torch's own view would be refused."""
         return tensors[0].reshape(call.out.shape)
-
-    def flops(self, call: Call) -> float:
-        return 0.0
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -153,18 +144,13 @@ def _between(inner_in: int, inner_out: int) -> Window:
 
 
 @op("expand", "broadcast_to")
-class Expand(Op):
+class Expand(Weighted):
     view = True
     anywhere = True
-
-    def reads(self, call: Call) -> Reads:
-        return (pointwise(call.inputs[0].shape, call.out.shape), *(whole(t.shape) for t in call.inputs[1:]))
+    flops_each = 0.0
 
     def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
         return tiles[0].expand(place.out.shape)
-
-    def flops(self, call: Call) -> float:
-        return 0.0
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

@@ -12,12 +12,11 @@ from .registry import op
 
 @op("softmax", "log_softmax", "_softmax", "_log_softmax", "cumsum", "cumprod", "glu", "softmin", "channel_shuffle")
 class AlongOne(Op):
+    flops_each = 5.0
+
     def reads(self, call: Call) -> Reads | None:
         dim = 1 if call.node.op == "channel_shuffle" else call.attr("dim", -1)
         return (along(call, [dim]),)
-
-    def flops(self, call: Call) -> float:
-        return 5.0
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -33,12 +32,11 @@ class AlongOne(Op):
 class LayerNorm(Op):
     """Normalises the last dimensions, which are read whole."""
 
+    flops_each = 8.0
+
     def reads(self, call: Call) -> Reads:
         over = range(-len(call.attr("normalized_shape")), 0)
         return (along(call, list(over)), *(whole(t.shape) for t in call.inputs[1:]))
-
-    def flops(self, call: Call) -> float:
-        return 8.0
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

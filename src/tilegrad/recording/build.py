@@ -19,7 +19,7 @@ NS = 1e-9  # seconds
 def build_profile(name: str, mode: RecordMode) -> Profile:
     peaks = find_peaks(mode.ledger)
     noted = list(mode.operators())
-    rows = [op for op in noted if _has_memory(op)]
+    rows = [op for op in noted if any(block != NOWHERE for block in (*op.reads[::3], *op.results[::3]))]
     left_out = len(noted) - len(rows)
     return Profile(
         name,
@@ -30,10 +30,6 @@ def build_profile(name: str, mode: RecordMode) -> Profile:
         facts={"torch": torch.__version__, "peaks": {d: {"bytes": b, "tick": t} for d, (b, t) in peaks.items()}},
         notes=(f"{left_out} operators on meta or fake tensors are left out",) if left_out else (),
     )
-
-
-def _has_memory(op: RawOperator) -> bool:
-    return any(block != NOWHERE for block in (*op.reads[::3], *op.results[::3]))
 
 
 def find_peaks(ledger: Ledger) -> dict[str, tuple[int, int]]:

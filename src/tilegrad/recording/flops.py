@@ -7,6 +7,7 @@ registry; where that has no rule, nobody knows.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import prod
 from typing import Any, Final
 
@@ -44,8 +45,8 @@ def _products(x: Tensor, weight: Tensor, out: Tensor, transposed: bool) -> int:
     return 2 * weight.numel() * prod(places[: -rank - 1]) * prod(places[-rank:])
 
 
-def _convolution(args: Sequence[Any], out: Any) -> int:
-    return _products(args[0], args[1], out, args[6])
+def _direct(args: Sequence[Any], out: Any, transposed: bool = False) -> int:
+    return _products(args[0], args[1], out, transposed)
 
 
 def _convolution_backward(args: Sequence[Any], out: Any) -> int:
@@ -53,24 +54,18 @@ def _convolution_backward(args: Sequence[Any], out: Any) -> int:
     return (bool(wanted[0]) + bool(wanted[1])) * _products(x, weight, grad, transposed)
 
 
-def _forward(args: Sequence[Any], out: Any) -> int:
-    return _products(args[0], args[1], out, False)
-
-
-def _transposed(args: Sequence[Any], out: Any) -> int:
-    return _products(args[0], args[1], out, True)
-
-
 def _matmul(args: Sequence[Any], out: Any) -> int:
     return 2 * out.numel() * args[0].shape[-1]
 
 
 _OURS: Final[dict[Any, Formula]] = {
-    aten.convolution: _convolution,
+    aten.convolution: lambda args, out: _direct(args, out, args[6]),
     aten.convolution_backward: _convolution_backward,
     # In inference mode torch does not take these apart before we see them.
-    **dict.fromkeys((aten.conv1d, aten.conv2d, aten.conv3d), _forward),
-    **dict.fromkeys((aten.conv_transpose1d, aten.conv_transpose2d, aten.conv_transpose3d), _transposed),
+    **dict.fromkeys((aten.conv1d, aten.conv2d, aten.conv3d), _direct),
+    **dict.fromkeys(
+        (aten.conv_transpose1d, aten.conv_transpose2d, aten.conv_transpose3d), partial(_direct, transposed=True)
+    ),
     aten.linear: _matmul,
     aten.matmul: _matmul,
 }

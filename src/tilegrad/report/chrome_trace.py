@@ -168,9 +168,8 @@ def _clock_events(clock: tuple[float, ...]) -> Iterator[Event]:
 
 def _memory_events(profile: Profile, zero: float) -> Iterator[Event]:
     """Where blocks begin and end, in order of time; counters where a tick changed something."""
-    changes: list[
-        tuple[int, int, int]
-    ] = []  # tick; 0 an older block ends, 1 one begins, 2 one that was none ends; place
+    # tick; 0 an older block ends, 1 one begins, 2 one that was none ends; place
+    changes: list[tuple[int, int, int]] = []
     for place, block in enumerate(profile.blocks):
         if block.start < profile.ticks:
             changes.append((block.start, 1, place))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ..errors import InputError
 from ..profile import Profile
-from ..units import format_bytes, format_seconds
+from ..units import format_bytes, format_seconds, printable
 
 LABEL = 80  # characters of a name
 
@@ -38,8 +38,7 @@ def _lines(profile: Profile) -> Iterator[str]:
 
 def _escape(text: str) -> str:
     """Text inside double quotes; Graphviz ends lines at control characters and reads backslashes."""
-    clean = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
-    return clean.replace("\\", "\\\\").replace('"', '\\"')
+    return printable(text).replace("\\", "\\\\").replace('"', '\\"')
 
 
 def _quote(text: str) -> str:

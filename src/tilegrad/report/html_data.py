@@ -13,6 +13,8 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
+from ..analysis.addresses import join_spans
+from ..analysis.live import find_live
 from ..profile import Block, BlockKind, Operator, Profile, Span
 from .html_text import clean_text
 from .page import Drawn, Page, Table
@@ -265,13 +267,9 @@ class Squeezed(NamedTuple):
 
 def squeeze(blocks: Sequence[Block]) -> Squeezed:
     """Short gaps stay, the longest are cut to a sliver: what is used fills most of the drawing."""
-    used: list[tuple[int, int]] = []
-    for low, high in sorted((b.address, b.address + b.bytes) for b in blocks if b.address is not None and b.bytes):
-        if used and low <= used[-1][1]:
-            used[-1] = (used[-1][0], max(high, used[-1][1]))
-        else:
-            used.append((low, high))
-    total = sum(high - low for low, high in used)
+    spans = sorted((b.address, b.address + b.bytes) for b in blocks if b.address is not None and b.bytes)
+    used = join_spans(spans)
+    total = sum(segment.bytes for segment in used)
     gaps = [after[0] - before[1] for before, after in pairwise(used)]
     ranked = sorted(range(len(gaps)), key=gaps.__getitem__)
     kept = set(ranked[: bisect_right(list(accumulate(gaps[i] for i in ranked)), GAPS * total)])
@@ -309,9 +307,4 @@ def _curve(drawn: Drawn, unit_s: float) -> dict[str, Any]:
 
 def memory_curve(profile: Profile, device: str) -> list[int]:
     """Bytes on a device in every tick."""
-    change = [0] * (profile.ticks + 1)
-    for block in profile.blocks:
-        if block.device == device:
-            change[block.start] += block.bytes
-            change[block.stop] -= block.bytes
-    return list(accumulate(change[:-1]))
+    return list(find_live((b for b in profile.blocks if b.device == device), profile.ticks).curve)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from ..planners import Candidate
 from ..units import format_bytes
+from .terminal import make_table
 
 MOST_ALIVE = 10
 
@@ -18,10 +18,9 @@ def print_candidates(
     items: Sequence[Candidate], chosen: Candidate, plain: Candidate, budget: int, console: Console
 ) -> None:
     """All that was tried, the fastest that fits marked."""
-    table = Table(title=f"plans for a budget of {format_bytes(budget)}", title_justify="left")
-    for name, justify in (("", "left"), ("planner", "left"), ("how", "left"), ("peak", "right"), ("time", "right"),
-                          ("extra time", "right"), ("to and from host", "right")):  # fmt: skip
-        table.add_column(name, justify=justify, no_wrap=name != "how")  # type: ignore[arg-type]
+    names = ("", "planner", "how", "peak", "time", "extra time", "to and from host")
+    table = make_table(f"plans for a budget of {format_bytes(budget)}", names, left=names[:3], no_wrap=True)
+    table.columns[2].no_wrap = False
     for item in sorted(items, key=lambda i: (i.peak_bytes > budget, i.time_s)):
         fits = item.peak_bytes <= budget
         mark = "->" if item is chosen else "" if fits else "x"
@@ -43,9 +42,7 @@ def print_peak(chosen: Candidate, console: Console) -> None:
     memory = chosen.memory
     if memory is None:
         return
-    table = Table(title="alive at the peak", title_justify="left")
-    table.add_column("value", no_wrap=True)
-    table.add_column("bytes", justify="right", no_wrap=True)
+    table = make_table("alive at the peak", ("value", "bytes"), left=("value",), no_wrap=True)
     table.add_column("made by")
     table.add_row("(inputs, parameters and what else is always there)", format_bytes(memory.resident_bytes), "")
     for item in memory.alive[:MOST_ALIVE]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ..analysis.live import find_live
 from ..errors import InputError
 from ..files import whole_file
 from ..profile import BlockKind, Profile
@@ -51,13 +52,10 @@ def _draw(axes: Any, profile: Profile) -> None:
     device, first = profile.devices[0], profile.clock[0] if profile.clock else 0.0
     curves, labels, colours = [], [], []
     for kind, colour in COLOURS.items():
-        change = np.zeros(profile.ticks + 1)
-        for block in profile.blocks:
-            if block.kind is kind and block.device == device:
-                change[block.start] += block.bytes
-                change[block.stop] -= block.bytes
-        if change.any():
-            curves.append(change.cumsum()[:-1] / MIB)
+        blocks = (b for b in profile.blocks if b.kind is kind and b.device == device)
+        curve = np.array(find_live(blocks, profile.ticks).curve) / MIB
+        if curve.any():
+            curves.append(curve)
             labels.append(str(kind))
             colours.append(colour)
     times = (np.array(profile.clock) - first) * 1e3

@@ -6,14 +6,13 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from ..analysis import Analysis
 from ..analysis.groups import OperatorGroup, TimeOf, format_shapes, operator_seconds
 from ..analysis.live import alive_at, ticks_are_operators
 from ..ir import Phase
-from ..units import format_bytes, format_rate, format_seconds, printable
+from ..units import format_bytes, format_rate, format_seconds
+from .terminal import make_table, plain, print_line
 
 if TYPE_CHECKING:
     from ..analysis.training import Training
@@ -25,10 +24,10 @@ def print_summary(analysis: Analysis, console: Console) -> None:
     """What it is, and how long it took."""
     profile = analysis.profile
     ran = f"{len(profile.operators)} operators" + (f", {len(profile.idle)} never ran" if profile.idle else "")
-    _line(console, f"{profile.name}: {profile.format}, {ran}, {len(profile.blocks)} blocks of memory")
+    print_line(console, f"{profile.name}: {profile.format}, {ran}, {len(profile.blocks)} blocks of memory")
     for name, side in (("device", analysis.device), ("host", analysis.host)):
         if side is not None:
-            _line(
+            print_line(
                 console,
                 f"{name:<10}  span {format_seconds(side.span_s)}, operators {format_seconds(side.total_s)}, "
                 f"kernels {format_seconds(side.kernel_s)}, waits {format_seconds(side.wait_s)}, "
@@ -36,7 +35,7 @@ def print_summary(analysis: Analysis, console: Console) -> None:
             )
     gaps = analysis.gaps.to_json(profile.operators)
     if gaps["count"] and gaps["total_s"]:
-        _line(
+        print_line(
             console,
             f"gaps        {gaps['count']} of {format_seconds(gaps['total_s'])} in all, median "
             f"{format_seconds(gaps['median_s'])}, longest {format_seconds(gaps['max_s'])} after operator "
@@ -47,22 +46,22 @@ def print_summary(analysis: Analysis, console: Console) -> None:
         least = "" if profile.one_clock else "at least "
         early = found["host_done_early_s"]
         done = f"the host had issued all {format_seconds(early)} before the device was done" if early > 0 else ""
-        _line(
+        print_line(
             console,
             f"lag         {least}{format_seconds(found['median_s'])} (median) from issue to kernel, most "
             f"{format_seconds(found['max_s'])}" + (f"; {done}" if done else ""),
         )
     for note in profile.notes:
-        _line(console, f"note: {note}")
+        print_line(console, f"note: {note}")
 
 
 def print_groups(groups: Sequence[OperatorGroup], by: str, time: TimeOf, console: Console) -> None:
     names = (by, "count", "kernel", "share", "with waits", "rate", "bandwidth", "of roofline", "bound by")
-    table = _table(f"by {by}, most {time} time first", names, left=(by, "bound by"))
+    table = make_table(plain(f"by {by}, most {time} time first"), names, left=(by, "bound by"), overflow="fold")
     for group in groups:
         rates = group.rates
         table.add_row(
-            _text(group.key),
+            plain(group.key),
             str(group.count),
             format_seconds(rates.kernel_s),
             f"{group.share:.1%}",
@@ -77,14 +76,14 @@ def print_groups(groups: Sequence[OperatorGroup], by: str, time: TimeOf, console
 
 def print_operators(analysis: Analysis, places: Iterable[int], title: str, time: TimeOf, console: Console) -> None:
     names = ("seq", "id", "type", "name", "shapes", time, "rate", "bandwidth")
-    table = _table(title, names, left=("type", "name", "shapes"))
+    table = make_table(plain(title), names, left=("type", "name", "shapes"), overflow="fold")
     for at in places:
         op, row = analysis.operators[at], analysis.row(at)
         table.add_row(
             str(at),
-            _text(op.id),
-            _text(op.type),
-            _text(op.module or op.name),
+            plain(op.id),
+            plain(op.type),
+            plain(op.module or op.name),
             f"{format_shapes(op.in_shapes)} -> {format_shapes(op.out_shapes)}" if op.in_shapes or op.out_shapes else "",
             format_seconds(operator_seconds(op, time)),
             format_rate(row["flops_per_s"], "FLOP/s") if op.flops else "-",
@@ -100,83 +99,66 @@ def print_memory(analysis: Analysis, device: str, console: Console) -> None:
     outside = [(memory.weight_bytes, "weights"), (memory.input_bytes, "inputs")]
     beside = ", ".join(f"{format_bytes(count)} {what}" for count, what in outside if count)
     peak = f"{format_bytes(memory.owned.peak_bytes)} ({memory.owned.peak_bytes} bytes)"
-    _line(console, f"memory      {device or 'device'}: peak {peak}" + (f"; beside it {beside}" if beside else ""))
+    print_line(console, f"memory      {device or 'device'}: peak {peak}" + (f"; beside it {beside}" if beside else ""))
     if memory.owned.ticks:
         tick = memory.owned.ticks[0]
         alive = alive_at(blocks, tick)
         running = analysis.operators[tick].name if ticks_are_operators(analysis.profile) else ""
         title = f"alive at the peak{', at ' + running if running else ''}"
-        table = _table(title, ("bytes", "kind", "block", "made by"), left=("kind", "block", "made by"))
+        texts = ("kind", "block", "made by")
+        table = make_table(plain(title), ("bytes", *texts), left=texts, overflow="fold")
         for block in alive[:ALIVE]:
             maker = analysis.operators[block.maker] if block.maker is not None else None
             made = "" if maker is None else maker.module or maker.name
-            table.add_row(format_bytes(block.bytes), str(block.kind), _text(block.name), _text(made))
+            table.add_row(format_bytes(block.bytes), str(block.kind), plain(block.name), plain(made))
         if len(alive) > ALIVE:
             rest = alive[ALIVE:]
             table.add_row(format_bytes(sum(b.bytes for b in rest)), "", f"{len(rest)} more", "")
         console.print(table)
     if layouts is not None and layouts.recorded_union is not None:
         excess = layouts.excess(layouts.recorded_union) or 0.0
-        ours = "" if layouts.ours is None else f"; our offsets need {format_bytes(layouts.ours)}"
-        ours += f" ({layouts.excess(layouts.ours) or 0.0:+.3%})" if layouts.ours is not None else ""
-        _line(console, f"allocator   used {format_bytes(layouts.recorded_union)} of addresses ({excess:+.3%} over the "
-                       f"most alive at once){ours}")  # fmt: skip
+        used = f"used {format_bytes(layouts.recorded_union)} of addresses ({excess:+.3%} over the most alive at once)"
+        ours = ""
+        if layouts.ours is not None:
+            more = layouts.excess(layouts.ours) or 0.0
+            ours = f"; our offsets need {format_bytes(layouts.ours)} ({more:+.3%})"
+        print_line(console, f"allocator   {used}{ours}")
     if (addresses := analysis.addresses[device]) is not None:
         clash = f"; {len(addresses.conflicts)} blocks overlap while both are alive" if addresses.conflicts else ""
-        _line(console, f"reuse       every byte was handed out {addresses.reuse:.1f} times, "
-                       f"{len(addresses.arenas)} arena{'s' * (len(addresses.arenas) != 1)}{clash}")  # fmt: skip
+        arenas = f"{len(addresses.arenas)} arena{'s' * (len(addresses.arenas) != 1)}"
+        print_line(console, f"reuse       every byte was handed out {addresses.reuse:.1f} times, {arenas}{clash}")
     if (savings := analysis.savings[device]) is not None:
         order = savings.order_bytes
-        better = (
-            "another order found none better"
-            if order in (None, savings.peak_bytes)
-            else (f"another order {format_bytes(order or 0)}")
-        )
-        _line(console, f"savings     in place {format_bytes(savings.in_place_bytes)} "
-                       f"({savings.in_place_nodes} operators could); {better}")  # fmt: skip
+        same = order is None or order == savings.peak_bytes
+        better = "another order found none better" if same else f"another order {format_bytes(order or 0)}"
+        in_place = f"in place {format_bytes(savings.in_place_bytes)} ({savings.in_place_nodes} operators could)"
+        print_line(console, f"savings     {in_place}; {better}")
     trains = any(op.phase is Phase.BACKWARD for op in analysis.operators)
     if memory.kept_bytes > memory.owned.peak_bytes and analysis.profile.graph is not None and not trains:
-        _line(
-            console,
-            f"training    {format_bytes(memory.kept_bytes)} if nothing were freed; --plans shows what is needed",
-        )
+        kept = format_bytes(memory.kept_bytes)
+        print_line(console, f"training    {kept} if nothing were freed; --plans shows what is needed")
 
 
 def print_training(training: Training, console: Console) -> None:
     """What tilegrad would do."""
     memory = training.plain.memory
-    _line(console, f"training    plain {format_bytes(training.plain.peak_bytes)} in "
-                   f"{format_seconds(training.plain.time_s)} a step; kept for backward "
-                   f"{format_bytes(training.saved_bytes)}, there anyway "
-                   f"{format_bytes(memory.resident_bytes if memory else 0)}")  # fmt: skip
-    table = _table("what tilegrad would do (predicted)", ("budget", "planner", "how", "peak", "time", "extra time"),
-                   left=("planner", "how"))  # fmt: skip
+    step = f"plain {format_bytes(training.plain.peak_bytes)} in {format_seconds(training.plain.time_s)} a step"
+    anyway = format_bytes(memory.resident_bytes if memory else 0)
+    kept = f"kept for backward {format_bytes(training.saved_bytes)}, there anyway {anyway}"
+    print_line(console, f"training    {step}; {kept}")
+    names = ("budget", "planner", "how", "peak", "time", "extra time")
+    table = make_table(plain("what tilegrad would do (predicted)"), names, left=("planner", "how"), overflow="fold")
     for budget, found in training.plans:
         if isinstance(found, str):
-            table.add_row(format_bytes(budget), "-", _text(found), "", "", "", style="dim")
+            table.add_row(format_bytes(budget), "-", plain(found), "", "", "", style="dim")
             continue
         plan = found.chosen
         table.add_row(
             format_bytes(budget),
             plan.planner,
-            _text(plan.detail),
+            plain(plan.detail),
             format_bytes(plan.peak_bytes),
             format_seconds(plan.time_s),
             f"{plan.time_s / training.plain.time_s - 1:+.1%}",
         )
     console.print(table)
-
-
-def _table(title: str, names: Sequence[str], left: Sequence[str]) -> Table:
-    table = Table(title=_text(title), title_justify="left")
-    for name in names:
-        table.add_column(name, justify="left" if name in left else "right", overflow="fold")
-    return table
-
-
-def _text(text: str) -> Text:
-    return Text(printable(text))
-
-
-def _line(console: Console, text: str) -> None:
-    console.print(_text(text), highlight=False, soft_wrap=True)

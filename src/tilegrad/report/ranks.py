@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from ..planners.ranks.account import Account, imbalance, make_accounts
 from ..planners.ranks.plan import MeshPlan
 from ..region import Box
 from ..units import format_bytes, format_rate
+from .terminal import make_table
 
 
 def ranks_json(plan: MeshPlan) -> dict[str, Any]:
@@ -53,10 +53,8 @@ def print_ranks(plan: MeshPlan, console: Console) -> None:
     mesh = " x ".join(f"{size} along {axis}" for axis, size in zip(plan.mesh.axes, plan.mesh.sizes, strict=True))
     moved = sum(any(plan.moves(v) for v in values) for values in plan.exchanges.values())
     console.print(f"{plan.graph.name} on {mesh}: {len(plan.walks)} phases, halos move {moved} times", highlight=False)
-    table = Table(title="workers, for a training step", title_justify="left")
     names = ("rank", "place", "input", "owned", "weights", "halos", "sent", "received", "messages", "forward work")
-    for name in names:
-        table.add_column(name, justify="left" if name in ("place", "input") else "right", no_wrap=True)
+    table = make_table("workers, for a training step", names, left=("place", "input"), no_wrap=True)
     source = plan.graph.inputs[0] if plan.graph.inputs else None
     for a in accounts:
         table.add_row(

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from ..bounds import Tiling, call_of
 from ..ir import Node
 from ..ops import find
 from ..region import Box, Interval
 from ..units import format_bytes, format_sizes
+from .terminal import make_table
 
 Sides = dict[str, list[int]]
 
@@ -117,11 +117,9 @@ def print_tiles(tiling: Tiling, console: Console) -> None:
     middle = tuple(count // 2 for count in tiling.grid)
     graph, axes = tiling.graph, tiling.tiled
     title = f"{graph.name} on {format_sizes(graph.shape(graph.inputs[0]))}, {tiling.mode}, tile {list(middle)}"
-    table = Table(title=f"{title} of {format_sizes(tiling.grid)}", title_justify="left")
-    for column in ("node", "op", *(f"{what} {axis}" for axis in axes for what in ("out", "reads"))):
-        table.add_column(column, no_wrap=True)
-    if tiling.mode == "stream":
-        table.add_column("carried", no_wrap=True)
+    names = ["node", "op", *(f"{what} {axis}" for axis in axes for what in ("out", "reads"))]
+    names += ["carried"] if tiling.mode == "stream" else []
+    table = make_table(f"{title} of {format_sizes(tiling.grid)}", names, left=names, no_wrap=True)
     for row in _tile(tiling, middle)["nodes"]:
         cells = [row["name"], row["op"]]
         for axis in axes:

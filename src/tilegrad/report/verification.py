@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.table import Table
 
 from ..modules.verification import Difference, Verification
 from ..units import format_bytes, format_seconds
-from . import page
-from .page import Column, Drawn, Fact, Page
+from .page import Column, Drawn, Fact, Page, Table
+from .terminal import make_table
 
 
 def print_differences(rows: Sequence[Difference], console: Console, title: str) -> None:
-    table = Table(title=title, title_justify="left")
-    table.add_column("tensor", no_wrap=True)
-    for column in ("differ", "of", "largest absolute", "largest relative"):
-        table.add_column(column, justify="right", no_wrap=True)
+    names = ("tensor", "differ", "of", "largest absolute", "largest relative")
+    table = make_table(title, names, left=("tensor",), no_wrap=True)
     for row in rows:
         style = "bold red" if row.differ else ""
         absolute, relative = f"{row.max_absolute:.2e}", f"{row.max_relative:.2e}"
@@ -59,8 +56,6 @@ def verification_page(found: Verification, title: str) -> Page:
             Fact("time, plain", format_seconds(plain.step_s)),
         ),
         notes=found.notes,
-        tables=(
-            page.Table("Tensors", columns, rows, frozenset(i for i, d in enumerate(found.differences) if d.differ)),
-        ),
+        tables=(Table("Tensors", columns, rows, frozenset(i for i, d in enumerate(found.differences) if d.differ)),),
         profiles=profiles,
     )

@@ -124,14 +124,18 @@ def size_of(tensor: Tensor | None) -> float:
     return float(tensor.detach().double().abs().nan_to_num(posinf=0.0).max())
 
 
+def same_entries(found: Tensor, wanted: Tensor, allowed: float | None) -> Tensor:
+    """Where two tensors are equal, NaN too, or differ by no more than is allowed."""
+    same = (found == wanted) | (found.isnan() & wanted.isnan())
+    return same if allowed is None or not found.is_floating_point() else same | ((found - wanted).abs() <= allowed)
+
+
 def _differences(name: str, found: Tensor | None, wanted: Tensor | None, allowed: float | None) -> list[str]:
     if found is None and wanted is None:
         return []
     if found is None or wanted is None or (found.shape, found.dtype) != (wanted.shape, wanted.dtype):
         return [f"{name}: {_kind(found)} where {_kind(wanted)} was due"]
-    same = (found == wanted) | (found.isnan() & wanted.isnan())
-    if allowed is not None and found.is_floating_point():
-        same |= (found - wanted).abs() <= allowed
+    same = same_entries(found, wanted, allowed)
     if bool(same.all()):
         return []
     first = tuple((~same).nonzero()[0].tolist())

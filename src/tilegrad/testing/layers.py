@@ -143,9 +143,9 @@ class Drawing:
     def _join(self, x: Tensor, y: Tensor) -> tuple[Options, nn.Module]:
         how = self.pick(*JOINS)
         if how != "cat" and x.shape[1] == y.shape[1]:
-            return {"how": how}, Applied(JOINS[how])
+            return {"how": how}, Applied(_joined, {"how": how})
         mix = self.module("Conv")(x.shape[1] + y.shape[1], 2, 1)
-        return {"how": "cat"}, Applied(JOINS["cat"], then=mix)
+        return {"how": "cat"}, Applied(_joined, {"how": "cat"}, then=mix)
 
     def _on_space(self, x: Tensor) -> Any:
         c, *image = x.shape[1:]
@@ -244,29 +244,18 @@ class ChannelNormLayer(nn.LayerNorm):
         return super().forward(input.movedim(1, -1)).movedim(-1, 1)
 
 
-def _common(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Two images cut to what they have in common: one at its start, the other at its end."""
+def _joined(a: Tensor, b: Tensor, how: str) -> Tensor:
+    """Two images cut to what they have in common, one at its start, the other at its end, and joined."""
     for dim in range(2, a.dim()):
         n = min(a.shape[dim], b.shape[dim])
         a, b = a.narrow(dim, 0, n), b.narrow(dim, b.shape[dim] - n, n)
-    return a, b
-
-
-def _added(a: Tensor, b: Tensor) -> Tensor:
-    a, b = _common(a, b)
-    return a + b
+    return JOINS[how](a, b)
 
 
 def _subtracted_in_place(a: Tensor, b: Tensor) -> Tensor:
-    a, b = _common(a, b)
     made = a * 2
     made -= b
     return made
-
-
-def _larger(a: Tensor, b: Tensor) -> Tensor:
-    a, b = _common(a, b)
-    return torch.where(a > b, a, b * 2)
 
 
 def _cropped(x: Tensor, cuts: list[tuple[int | None, int | None, int]]) -> Tensor:
@@ -305,10 +294,10 @@ POINTWISE: dict[str, Callable[..., Tensor]] = {
     "add_": lambda x: (x * 2).add_(1),
 }
 JOINS: dict[str, Callable[..., Tensor]] = {
-    "add": _added,
-    "cat": lambda a, b: torch.cat(_common(a, b), 1),
+    "add": lambda a, b: a + b,
+    "cat": lambda a, b: torch.cat((a, b), 1),
     "subtract_": _subtracted_in_place,
-    "larger": _larger,
+    "larger": lambda a, b: torch.where(a > b, a, b * 2),
 }
 CHANNELS: dict[str, Callable[..., Tensor]] = {
     "chunk": lambda x: x.chunk(2, 1)[0] - x.chunk(2, 1)[1],

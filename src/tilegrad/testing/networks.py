@@ -166,14 +166,11 @@ def _head(end: str | None, x: Tensor) -> nn.Module | None:
     """What a classifier puts behind the image."""
     axes = x.dim() - 2
     match end:
-        case "pool":
-            pool = getattr(nn, f"AdaptiveAvgPool{axes}d")(1)
+        case "pool" | "max":
+            pool = getattr(nn, f"Adaptive{'Avg' if end == 'pool' else 'Max'}Pool{axes}d")(1)
             return nn.Sequential(pool, nn.Flatten(), nn.Linear(x.shape[1], 3)).double()
         case "flatten":
             return nn.Sequential(nn.Flatten(), nn.Linear(prod(x.shape[1:]), 3)).double()
-        case "max":
-            pool = getattr(nn, f"AdaptiveMaxPool{axes}d")(1)
-            return nn.Sequential(pool, nn.Flatten(), nn.Linear(x.shape[1], 3)).double()
     return None
 
 

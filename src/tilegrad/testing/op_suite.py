@@ -29,7 +29,7 @@ from ..importers import export_module
 from ..ir import Graph
 from ..ops import Call, Place, aten, find
 from ..region import Box, Interval
-from .exact import assert_same_step, integer_tensor, size_of
+from .exact import assert_same_step, integer_tensor, same_entries, size_of
 
 
 class SampleFunction(nn.Module):
@@ -142,8 +142,6 @@ def _poisoned(value: Tensor, keep: Box, poison: float) -> Tensor:
 def _compare(found: Tensor, wanted: Tensor, exact: bool, tolerance: float, what: str) -> None:
     if found.shape != wanted.shape or found.dtype != wanted.dtype:
         raise AssertionError(f"{what}: {found.dtype} {list(found.shape)} for {wanted.dtype} {list(wanted.shape)}")
-    same = (found == wanted) | (found.isnan() & wanted.isnan())
-    if not exact and wanted.is_floating_point():
-        same |= (found - wanted).abs() <= tolerance * max(1.0, size_of(wanted))
+    same = same_entries(found, wanted, None if exact else tolerance * max(1.0, size_of(wanted)))
     if not bool(same.all()):
         raise AssertionError(f"{what}: {int((~same).sum())} of {same.numel()} elements")

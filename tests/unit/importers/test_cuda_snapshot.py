@@ -12,6 +12,7 @@ import pytest
 
 from profile_samples import snapshot, write_json
 from tilegrad.errors import FormatError
+from tilegrad.importers import load_profile
 from tilegrad.importers.cuda_snapshot import load_cuda_snapshot, sniff_cuda_snapshot, sniff_pickle
 from tilegrad.profile import Profile
 
@@ -118,8 +119,8 @@ def test_pickles_are_refused(packed: bool, tmp_path: Path) -> None:
     data = pickle.dumps({"segments": [], "device_traces": [], "x": _Bomb()})
     path = tmp_path / "snapshot.pickle"
     path.write_bytes(gzip.compress(data) if packed else data)
-    with pytest.raises(FormatError, match="a pickle, which can run any code") as caught:
-        load_cuda_snapshot(path)
+    with pytest.raises(FormatError, match="a pickle, which could run any code") as caught:
+        load_profile(path)
     assert caught.value.where == "snapshot.pickle"
     assert caught.value.hint is not None and "json.dump(torch.cuda.memory._snapshot()," in caught.value.hint
 

@@ -29,11 +29,10 @@ from tilegrad.models import (
     vgg16_bn,
     wavenet1d,
 )
-from tilegrad.models._width import scaled
 from tilegrad.models.convnext import ConvNeXtBlock
 from tilegrad.models.densenet import DenseBlock
-from tilegrad.models.drop_path import DropPath
 from tilegrad.models.efficientnet import MBConv, SqueezeExcite
+from tilegrad.models.layers import DropPath, scaled
 from tilegrad.models.mobilenet import InvertedResidual
 from tilegrad.models.resnet import BasicBlock, Bottleneck
 from tilegrad.models.unet import center_crop, pad_end

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ...errors import FormatError
+from ..head import open_file
 
 _COUNTS = re.compile(rb"-?\d+ +-?\d+ *\r?(\n|$)")
 _TENSOR = re.compile(rb"[^\n]*\n\d+ \d+ (_|\d+|/[^\n ]+)\r?(\n|$)")
@@ -97,9 +98,8 @@ class ChainerFunction:
         if (found := self.attrs.get(key, False)) is None:
             return ()
         wanted = f"null or a list of different indexes below {count}"
-        if not isinstance(found, list) or not all(_is_integer(i, 0) and i < count for i in found):
-            raise self.attr_error(key, wanted)
-        if len(set(found)) != len(found):
+        indexes = isinstance(found, list) and all(_is_integer(i, 0) and i < count for i in found)
+        if not indexes or len(set(found)) != len(found):
             raise self.attr_error(key, wanted)
         return tuple(found)
 
@@ -118,26 +118,12 @@ class ChainerDump:
 def load_dump(path: Path) -> ChainerDump:
     """Read the file once, from front to back."""
     with open_file(path) as file:
-        try:
-            return _Reader(file, path.name).dump()
-        except OSError as error:
-            raise _unreadable(path, error) from None
+        return _Reader(file, path.name).dump()
 
 
 def sniff_chainer(head: bytes) -> bool:
     """Two counts and then a tensor; one of the two lines may be broken, and is then quoted in the error."""
     return bool(_COUNTS.match(head) or _TENSOR.match(head))
-
-
-def open_file(path: Path) -> BinaryIO:
-    try:
-        return path.open("rb")
-    except (OSError, ValueError) as error:  # a ValueError is a path that cannot be one
-        raise _unreadable(path, error) from None
-
-
-def _unreadable(path: Path, error: Exception) -> FormatError:
-    return FormatError(f"the file cannot be read: {getattr(error, 'strerror', None) or error}", where=str(path))
 
 
 def quote(text: str) -> str:

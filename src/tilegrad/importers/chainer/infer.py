@@ -9,7 +9,7 @@ from ...errors import FormatError
 from .dump import ChainerDump, ChainerFunction
 from .ops import Known
 from .shapes import Contradiction, Product, Shape, Sizes
-from .trials import TrialProblem, solve
+from .trials import Trials
 
 ITEM_BYTES = 4  # float32, and int32 for labels
 
@@ -28,7 +28,7 @@ def infer_shapes(
         if dump.tensors[id].bytes % ITEM_BYTES:
             raise dump.tensor_error(id, f"has {dump.tensors[id].bytes} bytes: no whole number of float32")
     try:
-        return solve(_build(dump, functions, known, ranks)), {f.line for f in functions}
+        return _solve(dump, functions, known, ranks), {f.line for f in functions}
     except Contradiction as found:
         id = found.tensor
         raise dump.tensor_error(id, f"of {dump.tensors[id].bytes} bytes has no possible shape: {found.why}") from None
@@ -87,9 +87,10 @@ def _suits(f: ChainerFunction, known: Known, ranks: Mapping[int, int]) -> bool:
     return free >= known.least(f) and all(ranks.get(id, 1) == r.n + (free if r.free else 0) for id, r in wanted)
 
 
-def _build(
+def _solve(
     dump: ChainerDump, functions: Sequence[ChainerFunction], known: Knowns, ranks: Mapping[int, int]
-) -> TrialProblem:
+) -> dict[int, Shape]:
+    """The tensors of which every dimension is known."""
     sizes = Sizes()
     products: dict[int, Product] = {}
     for id in dict.fromkeys(id for f in functions for id in (*f.inputs, *f.outputs)):
@@ -102,5 +103,6 @@ def _build(
         known[f.line].relate(f, [products[id].dims for id in (*f.inputs, *f.outputs)], sizes)
         data |= {id: products[id] for id in (f.inputs[0], *f.outputs) if len(products[id].dims) >= 2}
         kernels |= {f.inputs[1]: products[f.inputs[1]]} if known[f.line].weighted else {}
-    tensors = {id: product.dims for id, product in products.items()}
-    return TrialProblem(sizes, tensors, tuple(data.values()), tuple(kernels.values()))
+    Trials(sizes, tuple(data.values()), tuple(kernels.values())).solve()
+    shapes = {id: tuple(map(sizes.get, product.dims)) for id, product in products.items()}
+    return {id: shape for id, shape in shapes.items() if None not in shape}  # type: ignore[misc]

@@ -41,6 +41,8 @@ class Known:
     flat: ClassVar[bool] = False  # does it work on tensors of unknown shape?
     weighted: ClassVar[bool] = False  # is its second input a kernel?
     integer: ClassVar[tuple[int, ...]] = ()  # positions of class indices among its inputs
+    fixed_ranks: ClassVar[tuple[Rank, ...]] = ()  # what `ranks` gives, where that is the same for every call
+    fixed_least: ClassVar[int] = 0  # and `least`
 
     def applies(self, f: ChainerFunction, sizes: Sequence[int]) -> bool:
         """Is it used in a way that can be understood? `sizes`: bytes of its inputs, then its output."""
@@ -48,11 +50,11 @@ class Known:
 
     def ranks(self, f: ChainerFunction) -> list[Rank]:
         """Of its inputs, then its output."""
-        return [ALIKE] * (len(f.inputs) + 1)
+        return list(self.fixed_ranks) or [ALIKE] * (len(f.inputs) + 1)
 
     def least(self, f: ChainerFunction) -> int:
         """How many dimensions its first input must have."""
-        return 0
+        return self.fixed_least
 
     def relate(self, f: ChainerFunction, dims: Sequence[Sequence[int]], sizes: Sizes) -> None:
         """Post what must hold between the dimensions of its inputs and its output."""
@@ -117,6 +119,12 @@ def _slide(
         sizes.post(Sliding(large, small, kernel, side.stride, side.pad, side.dilation, cover, f.outputs[0]))
 
 
+def _covers(f: ChainerFunction, shapes: Shapes, kernel: Sequence[int], ceil: bool = False) -> bool:
+    """Do ATen's windows make an output of this size? With `cover_all`, Chainer may have one more."""
+    sides = zip(_sides(f), shapes[0][2:], kernel, shapes[-1][2:], strict=True)
+    return all(Slide(k, s.stride, s.pad, s.pad, s.dilation, ceil).count(n) == out for s, n, k, out in sides)
+
+
 def _window_attrs(f: ChainerFunction) -> dict[str, Any]:
     sides = _sides(f)
     return {
@@ -153,10 +161,8 @@ class Convolution(Known):
             sizes.post(SumOfSizes(second[1], (w[1],), out, groups))
 
     def form(self, f: ChainerFunction, shapes: Shapes) -> Form | None:
-        x, w, y = shapes[0], shapes[1], shapes[-1]
-        for side, n, k, out in zip(_sides(f), x[2:], w[2:], y[2:], strict=True):
-            if Slide(k, side.stride, side.pad, side.pad, side.dilation).count(n) != out:
-                return None  # cover_all, where it makes a difference
+        if not _covers(f, shapes, shapes[1][2:]):
+            return None
         attrs = _window_attrs(f) | {"groups": f.integer("groups", 1, 1)}
         return Form("conv2d", "aten.conv2d.default", _weighted(f, attrs), attrs)
 
@@ -189,11 +195,10 @@ def _weighted(f: ChainerFunction, attrs: dict[str, Any]) -> tuple[str, ...]:
 
 
 class Pool(Known):
+    fixed_ranks = (IMAGE, IMAGE)
+
     def __init__(self, op: str):
         self.op = op
-
-    def ranks(self, f: ChainerFunction) -> list[Rank]:
-        return [IMAGE, IMAGE]
 
     def relate(self, f: ChainerFunction, dims: Sequence[Sequence[int]], sizes: Sizes) -> None:
         x, y = dims
@@ -202,10 +207,8 @@ class Pool(Known):
 
     def form(self, f: ChainerFunction, shapes: Shapes) -> Form | None:
         kernel, ceil = [f.integer("kh", 1), f.integer("kw", 1)], f.flag("cover_all", False)
-        for side, n, k, out in zip(_sides(f), shapes[0][2:], kernel, shapes[1][2:], strict=True):
-            # ATen drops a last window that would lie in the padding only.
-            if Slide(k, side.stride, side.pad, side.pad, side.dilation, ceil).count(n) != out:
-                return None
+        if not _covers(f, shapes, kernel, ceil):  # ATen drops a last window that would lie in the padding only
+            return None
         attrs = {"kernel_size": kernel} | _window_attrs(f) | {"ceil_mode": ceil}
         if self.op == "avg_pool2d":
             del attrs["dilation"]
@@ -262,9 +265,7 @@ class ConcatFunction(Known):
 class SoftmaxCrossEntropy(Known):
     inputs = (2,)
     integer = (1,)
-
-    def least(self, f: ChainerFunction) -> int:
-        return 2
+    fixed_least = 2
 
     def ranks(self, f: ChainerFunction) -> list[Rank]:
         return [ALIKE, LESS, SCALAR if f.text("reduce") == "mean" else LESS]
@@ -300,12 +301,8 @@ class LinearFunction(Known):
 
 class BatchNormalization(Known):
     inputs = (3,)
-
-    def least(self, f: ChainerFunction) -> int:
-        return 2
-
-    def ranks(self, f: ChainerFunction) -> list[Rank]:
-        return [ALIKE, VECTOR, VECTOR, ALIKE]
+    fixed_ranks = (ALIKE, VECTOR, VECTOR, ALIKE)
+    fixed_least = 2
 
     def relate(self, f: ChainerFunction, dims: Sequence[Sequence[int]], sizes: Sizes) -> None:
         x, gamma, beta, y = dims

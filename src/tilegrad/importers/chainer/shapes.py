@@ -72,7 +72,8 @@ class Sizes:
         if found is None and size >= 1:
             self.known[dim] = size
             self.trail.append(dim)
-            self._wake(dim)
+            for at in self.watching[dim]:
+                self._push(at)
         elif found != size:
             rest = "there is nothing left" if size < 1 else f"and {found} by another"
             raise Contradiction(tensor, f"a dimension would be {size} by one function, {rest}")
@@ -115,10 +116,6 @@ class Sizes:
             self.queued.clear()
             while len(self.trail) > mark:
                 self.known[self.trail.pop()] = None
-
-    def _wake(self, dim: int) -> None:
-        for at in self.watching[dim]:
-            self._push(at)
 
     def _push(self, at: int) -> None:
         if at not in self.queued:

@@ -7,11 +7,10 @@ the file is wrong; where only the likely ones are (square images, usual batches)
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from math import gcd, isqrt
 
-from .shapes import Contradiction, Product, Shape, Sizes, Sliding
+from .shapes import Contradiction, Product, Sizes, Sliding
 
 _LARGEST_BATCH, _LARGEST_STRIDE, _LARGEST_SIDE = 256, 64, 32  # of kernels; beyond, nothing is tried
 _MOST_TAPS = 1 << 14  # channels and taps of a kernel up to which all its factors are tried
@@ -20,43 +19,23 @@ _MOST_STEPS = 200_000  # rules that may run while trying: seconds, whatever the 
 Trial = tuple[int, Sequence[Mapping[int, int]]]  # a tensor, and the sizes that some dimensions may have
 
 
-@dataclass(frozen=True)
-class TrialProblem:
-    """The sizes, the dimensions of every tensor, and the tensors of which sizes may be tried."""
+class Trials:
+    """First what must be one of a few sizes, then what is only likely. Tried are those of `data`, tensors with a batch,
+    and of `kernels`."""
 
-    sizes: Sizes
-    tensors: Mapping[int, tuple[int, ...]]
-    data: Sequence[Product]  # tensors with a batch
-    kernels: Sequence[Product]
-
-    def shapes(self) -> dict[int, Shape]:
-        """The tensors of which every dimension is known."""
-        found = {}
-        for tensor, dims in self.tensors.items():
-            shape = tuple(size for dim in dims if (size := self.sizes.get(dim)) is not None)
-            if len(shape) == len(dims):
-                found[tensor] = shape
-        return found
-
-
-def solve(problem: TrialProblem) -> dict[int, Shape]:
-    """The shapes that follow from the rules, or are the only ones that fit. `Contradiction` if there can be none."""
-    problem.sizes.settle()
-    problem.sizes.steps = 0
-    trials = _Trials(problem)
-    while problem.sizes.steps < _MOST_STEPS and trials.sweep():
-        pass
-    return problem.shapes()
-
-
-class _Trials:
-    """First what must be one of a few sizes, then what is only likely."""
-
-    def __init__(self, problem: TrialProblem):
-        self.sizes, self.data, self.kernels = problem.sizes, problem.data, problem.kernels
+    def __init__(self, sizes: Sizes, data: Sequence[Product], kernels: Sequence[Product]):
+        self.sizes, self.data, self.kernels = sizes, data, kernels
         self.guessed = False  # from the first guess on, it may be the guess that nothing fits to
 
-    def sweep(self) -> bool:
+    def solve(self) -> None:
+        """Find the sizes that follow from the rules, or are the only ones that fit. `Contradiction` if there can be
+        none."""
+        self.sizes.settle()
+        self.sizes.steps = 0
+        while self.sizes.steps < _MOST_STEPS and self._sweep():
+            pass
+
+    def _sweep(self) -> bool:
         """Whether anything was found."""
         self.sizes.steps += (len(self.sizes.rules) + len(self.data) + len(self.kernels)) // 8
         if any([self._keep(self._factors()), self._keep(self._before_strides())]):

@@ -15,7 +15,7 @@ names that cite ids of another graph (names are labels). An id that is *used* an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
@@ -174,13 +174,19 @@ def _read_sequence(walk: JsonWalk, dump: MegEngineDump) -> None:
         dump.sequence.append(intern(_text(walk, walk.value(), "an id")))
 
 
-def _read_operators(walk: JsonWalk, dump: MegEngineDump) -> None:
+def _records(walk: JsonWalk, what: str | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The objects of an object by their keys; `what`: those that say their key themselves."""
     for key in walk.members():
         raw = _table(walk, walk.value())
-        if raw.get("id", key) != key:
-            walk.fail(f"the operator calls itself {str(raw.get('id'))[:60]!r}")
+        if what is not None and raw.get("id", key) != key:
+            walk.fail(f"the {what} calls itself {str(raw.get('id'))[:60]!r}")
+        yield intern(key), raw
+
+
+def _read_operators(walk: JsonWalk, dump: MegEngineDump) -> None:
+    for key, raw in _records(walk, "operator"):
         dump.operators[key] = OpRecord(
-            intern(key),
+            key,
             _text(walk, raw.get("name"), "a name"),
             intern(_text(walk, raw.get("type"), "a type")),
             tuple(intern(_text(walk, v, "an input")) for v in _list(walk, raw.get("input"), "input")),
@@ -190,10 +196,7 @@ def _read_operators(walk: JsonWalk, dump: MegEngineDump) -> None:
 
 def _read_vars(walk: JsonWalk, dump: MegEngineDump) -> None:
     flag_sets: dict[frozenset[str], frozenset[str]] = {}
-    for key in walk.members():
-        raw = _table(walk, walk.value())
-        if raw.get("id", key) != key:
-            walk.fail(f"the variable calls itself {str(raw.get('id'))[:60]!r}")
+    for key, raw in _records(walk, "variable"):
         flags = frozenset(intern(_text(walk, f, "a flag")) for f in _list(walk, raw.get("flag", []), "flag"))
         start = _whole(walk, raw.get("prev_dev_ptr", 0), "prev_dev_ptr")
         end = _whole(walk, raw.get("prev_dev_ptr_end", start), "prev_dev_ptr_end")
@@ -206,7 +209,7 @@ def _read_vars(walk: JsonWalk, dump: MegEngineDump) -> None:
         shape_tag, value_tag = (_table(walk, tags.get(tag, {})) for tag in ("SHAPE", "VALUE"))
         inferred = shape_tag.get("inferred_result", layout.get("shape"))
         dump.vars[key] = VarRecord(
-            intern(key),
+            key,
             _text(walk, raw.get("name", ""), "a name"),
             intern(_text(walk, raw.get("comp_node", ""), "a comp node")),
             flag_sets.setdefault(flags, flags),
@@ -224,16 +227,14 @@ def _read_vars(walk: JsonWalk, dump: MegEngineDump) -> None:
 
 
 def _read_chunks(walk: JsonWalk, dump: MegEngineDump) -> None:
-    for key in walk.members():
-        raw = _table(walk, walk.value())
+    for key, raw in _records(walk):
         size, owner = _whole(walk, raw.get("size"), "size"), _text(walk, raw.get("owner_var"), "an owner")
         dump.chunks[key] = Chunk(key, owner, size, _optional(walk, raw.get("dev_ptr"), "dev_ptr"))
 
 
 def _read_footprints(walk: JsonWalk, dump: MegEngineDump) -> None:
-    for key in walk.members():
-        raw = _table(walk, walk.value())
-        dump.footprints[intern(key)] = OperatorFootprint(
+    for key, raw in _records(walk):
+        dump.footprints[key] = OperatorFootprint(
             _optional(walk, raw.get("computation"), "computation"),
             _whole(walk, raw.get("memory", 0), "memory"),
             tuple(_shape(walk, s) for s in _list(walk, raw.get("in_shapes", []), "in_shapes")),
@@ -242,32 +243,23 @@ def _read_footprints(walk: JsonWalk, dump: MegEngineDump) -> None:
         )
 
 
-def _read_host(walk: JsonWalk, dump: MegEngineDump) -> None:
-    _read_times(walk, dump.host)
-
-
-def _read_device(walk: JsonWalk, dump: MegEngineDump) -> None:
-    _read_times(walk, dump.device)
-
-
 def _read_times(walk: JsonWalk, found: dict[str, dict[str, Span]]) -> None:
-    for key in walk.members():
-        raw = _table(walk, walk.value())
-        found[intern(key)] = {intern(lane): _span(walk, _table(walk, times)) for lane, times in raw.items()}
+    for key, raw in _records(walk):
+        found[key] = {intern(lane): _span(walk, _table(walk, times)) for lane, times in raw.items()}
 
 
 def _read_internal(walk: JsonWalk, dump: MegEngineDump) -> None:
     dump.internal = len(_table(walk, walk.value()))
 
 
-_PARTS = {
+_PARTS: dict[str, Callable[[JsonWalk, MegEngineDump], None]] = {
     "comp_seq": _read_sequence,
     "operator": _read_operators,
     "var": _read_vars,
     "mem_chunk": _read_chunks,
     "opr_footprint": _read_footprints,
-    "host": _read_host,
-    "device": _read_device,
+    "host": lambda walk, dump: _read_times(walk, dump.host),
+    "device": lambda walk, dump: _read_times(walk, dump.device),
     "opr_internal_pf": _read_internal,
 }
 

@@ -37,8 +37,6 @@ def make_graph(dump: MegEngineDump) -> tuple[Graph | None, str]:
 class _Make:
     def __init__(self, dump: MegEngineDump):
         self.dump = dump
-        self.ran = set(dump.sequence)
-        self.maker = {name: op for op in dump.operators.values() for name in op.outputs}
         self.values: dict[str, Value] = {}
         self.shapes = self._shapes_by_readers()
 
@@ -175,10 +173,6 @@ def _matrix_product(footprint: OperatorFootprint, types: list[TensorType], out: 
     return Form("mm", "aten.mm.default", ("self", "mat2"))
 
 
-def _reshape(footprint: OperatorFootprint, types: list[TensorType], out: TensorType) -> Form | None:
-    return Form("reshape", "aten.reshape.default", ("self",), {"shape": list(out.shape)})
-
-
 _FUSED = ("add_relu", "add_sigmoid", "add_tanh")
 _ELEMENTWISE = {
     "ADD": "add", "SUB": "sub", "MUL": "mul", "TRUE_DIV": "div", "MAX": "maximum", "MIN": "minimum", "EXP": "exp",
@@ -192,5 +186,5 @@ _FORMS: dict[str, Callable[[OperatorFootprint, list[TensorType], TensorType], Fo
     "Elemwise": _elementwise,
     "Reduce": _reduction,
     "MatrixMul": _matrix_product,
-    "Reshape": _reshape,
+    "Reshape": lambda _, __, out: Form("reshape", "aten.reshape.default", ("self",), {"shape": list(out.shape)}),
 }

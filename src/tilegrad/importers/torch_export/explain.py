@@ -96,6 +96,11 @@ def user_line() -> str:
     return ""
 
 
+def refused(what: str, hint: str) -> CaptureError:
+    """The error for what the line that runs now does."""
+    return CaptureError(what, where=user_line(), hint=hint)
+
+
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """torch's own logs and warnings about the trace are not the user's business: errors are explained."""

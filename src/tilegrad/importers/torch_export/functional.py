@@ -89,8 +89,7 @@ class Aliases:
     def read(self, node: FxNode) -> str:
         """The value a call reads: detached where gradients are not recorded."""
         name = self.value(node)
-        outside = self.build.values[name].kind in (Kind.BUFFER, Kind.CONSTANT)
-        if self.graded or outside or name in self.quiet or not self.build.type(name).floating:
+        if not self._unrecorded(name):
             return name
         if name not in self.detached:
             self.detached[name] = self.emit(
@@ -100,11 +99,9 @@ class Aliases:
 
     def value(self, node: FxNode) -> str:
         if node not in self.names:
-            raise CaptureError(
-                f"the model uses '{node.name}', which is not a tensor but depends on one",
-                where=str(self.build.source),
-                hint="keep it a tensor: no .item() or .tolist() in forward",
-            )
+            what = f"the model uses '{node.name}', which is not a tensor but depends on one"
+            hint = "keep it a tensor: no .item() or .tolist() in forward"
+            raise CaptureError(what, where=str(self.build.source), hint=hint)
         if node in self.stale:
             self.stale.discard(node)
             base = self.value(self.base[node])
@@ -205,11 +202,15 @@ class Aliases:
     def _keep_gradient(self, node: FxNode, new: str) -> str:
         """A write that is not recorded leaves the gradient where it went before."""
         old = self.names[node]
-        outside = self.build.values[old].kind in (Kind.BUFFER, Kind.CONSTANT)
-        if self.graded or old in self.quiet or outside or not self.build.type(old).floating:
+        if not self._unrecorded(old):
             return new
-        inputs = [("self", old), ("by", new)]
-        return self.build.emit("replaced", inputs, self.build.type(old))
+        return self.build.emit("replaced", [("self", old), ("by", new)], self.build.type(old))
+
+    def _unrecorded(self, name: str) -> bool:
+        """Has a value a gradient, and what happens to it now is not recorded?"""
+        value = self.build.values[name]
+        smooth = value.kind not in (Kind.BUFFER, Kind.CONSTANT) and value.type.floating
+        return smooth and not self.graded and name not in self.quiet
 
     def _without_out(self, target: Any) -> str:
         """The overload of the same operator that returns its result."""

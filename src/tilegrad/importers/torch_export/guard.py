@@ -12,9 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ...errors import CaptureError
 from ...torch_private import pytree
-from .explain import is_ours, user_line
+from .explain import is_ours, refused, user_line
 from .session import Session, is_fake
 
 _NO_HOOKS = "a hook on the gradient of a tensor"
@@ -54,10 +53,10 @@ class Guard(TorchFunctionMode):
         if func in _REFUSED:
             what, hint = _REFUSED[func]
             name = getattr(func, "__name__", "").strip("_")
-            raise CaptureError(f"the model uses {what} in forward ('{name}')", where=user_line(), hint=hint)
+            raise refused(f"the model uses {what} in forward ('{name}')", hint)
         if torch.is_inference_mode_enabled() != self.inference:
-            what = "torch.inference_mode inside of forward"
-            raise CaptureError(what, where=user_line(), hint="torch.no_grad inside, or inference_mode around the call")
+            hint = "torch.no_grad inside, or inference_mode around the call"
+            raise refused("torch.inference_mode inside of forward", hint)
         args, kwargs = pytree.tree_map(self.session.fake, (args, kwargs or {}))
         _check_outside(args, kwargs)
         if func in _NUMBERS and is_fake(args[0]) and args[0].constant is None:
@@ -76,28 +75,20 @@ class Guard(TorchFunctionMode):
         return found
 
     def _number(self, func: Any, tensor: Tensor) -> Any:
-        line = user_line()
         if func is _TENSOR.__float__ and _counts_batches():
             self.batches = tensor
             return 1.0
         if func is _TENSOR.__bool__:
-            raise CaptureError(
-                "the model branches on the content of a tensor",
-                where=line,
-                hint="torch.where instead of if, or keep this part outside the wrapped module",
-            )
-        raise CaptureError(
-            f"the model takes a number out of a tensor ('{func.__name__.strip('_')}')",
-            where=line,
-            hint="keep it a tensor: no .item(), .tolist() or float() in forward",
-        )
+            hint = "torch.where instead of if, or keep this part outside the wrapped module"
+            raise refused("the model branches on the content of a tensor", hint)
+        what = f"the model takes a number out of a tensor ('{func.__name__.strip('_')}')"
+        raise refused(what, "keep it a tensor: no .item(), .tolist() or float() in forward")
 
 
 def _put(tensor: Tensor, data: Tensor) -> None:
     """`tensor.data = data`."""
     if tensor.shape != data.shape or tensor.dtype != data.dtype:
-        what = "the model gives a tensor a content of another type (.data = …)"
-        raise CaptureError(what, where=user_line(), hint="a new tensor")
+        raise refused("the model gives a tensor a content of another type (.data = …)", "a new tensor")
     with torch.no_grad():
         tensor.copy_(data)
 
@@ -132,8 +123,5 @@ def _average_norm(
 def _check_outside(args: Any, kwargs: Any) -> None:
     for item in pytree.tree_leaves((args, kwargs)):
         if isinstance(item, Tensor) and not is_fake(item) and item.requires_grad:
-            raise CaptureError(
-                "the model uses a tensor that needs a gradient, and that the module does not hold",
-                where=user_line(),
-                hint="make it an attribute of the module, or pass it as an input",
-            )
+            what = "the model uses a tensor that needs a gradient, and that the module does not hold"
+            raise refused(what, "make it an attribute of the module, or pass it as an input")

@@ -16,10 +16,9 @@ from torch.autograd import Function
 from torch.autograd.function import FunctionCtx
 from torch.utils.checkpoint import CheckpointFunction
 
-from ...errors import CaptureError
 from ...ops.function import Invocation, Output, remember
 from ...torch_private import FakeTensorMode, TorchDispatchMode, pytree, without_modes, without_overrides
-from .explain import user_line
+from .explain import refused
 from .session import Session
 
 
@@ -112,11 +111,8 @@ def _rehearse(
         Output(tuple(t.shape), t.dtype, t.requires_grad, inputs.get(id(t))) for t in several if isinstance(t, Tensor)
     ]
     if sum(each.differentiable for each in results) > 1 and asked:
-        raise CaptureError(
-            f"'{name}' asks which of its outputs have a gradient (set_materialize_grads)",
-            where=user_line(),
-            hint="a function that takes zeros instead, which is torch's default",
-        )
+        what = f"'{name}' asks which of its outputs have a gradient (set_materialize_grads)"
+        raise refused(what, "a function that takes zeros instead, which is torch's default")
     return found, results, draws.any
 
 

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-_PLAIN = (int, float, complex, str, bytes, bool, type(None), range, slice, torch.dtype, torch.device, torch.Size)
+PLAIN = (int, float, complex, str, bytes, bool, type(None), range, slice, torch.dtype, torch.device, torch.Size)
 
 
 _CODE = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial, type, types.ModuleType)
@@ -65,6 +65,8 @@ class TensorSlot:
     def set(self, value: Any) -> None:
         if self.key is None:
             self.holder.cell_contents = value
+        elif isinstance(self.holder, type):
+            setattr(self.holder, self.key, value)
         elif not isinstance(self.holder, tuple | types.MappingProxyType):
             self.holder[self.key] = value
 
@@ -94,12 +96,10 @@ class Container:
 
 
 @dataclass(frozen=True, slots=True)
-class Variable:
-    """A global or a variable of an enclosing function that the model's code names, and what it was."""
+class Variable(TensorSlot):
+    """A global, an attribute of a class or a variable of an enclosing function (then without a key) that the model's
+    code names, and what it was."""
 
-    holder: Any  # the globals, a class, or a cell
-    key: str | None
-    name: str
     content: Any
 
     def get(self) -> Any:
@@ -108,12 +108,7 @@ class Variable:
         return (vars(self.holder) if isinstance(self.holder, type) else self.holder).get(self.key)
 
     def restore(self) -> None:
-        if self.key is None:
-            self.holder.cell_contents = self.content
-        elif isinstance(self.holder, type):
-            setattr(self.holder, self.key, self.content)
-        else:
-            self.holder[self.key] = self.content
+        self.set(self.content)
 
     def changed(self) -> bool:
         return self.get() is not self.content
@@ -123,7 +118,7 @@ class Variable:
         now, then = self.get(), self.content
         if now is then or (isinstance(now, Tensor) and isinstance(then, Tensor)):
             return False
-        return type(now) is not type(then) or not isinstance(then, (*_PLAIN, tuple)) or bool(now != then)
+        return type(now) is not type(then) or not isinstance(then, (*PLAIN, tuple)) or bool(now != then)
 
 
 def _items(container: Any) -> list[tuple[Any, Any]]:
@@ -163,7 +158,7 @@ class Reach:
             self.tensors.append(TensorSlot(holder, key, name))
         elif isinstance(value, nn.Module):
             self._module(value, name)
-        elif isinstance(value, (*_PLAIN, *_CODE)):
+        elif isinstance(value, (*PLAIN, *_CODE)):
             self._callable(value)
         elif id(value) in self._seen:
             return

@@ -66,7 +66,7 @@ class Snapshot:
         """None where nothing differs, else what does."""
         try:
             if any(self._empty):
-                return self._first_filled() if name else ""
+                return next(c.name for c in self.reach.containers if not c.content and c.live) if name else ""
             if self._live != self._then:  # compares by identity first, then by value
                 return self._first_changed() if name else ""
             for live, then, tensors in self._mixed:
@@ -83,9 +83,6 @@ class Snapshot:
         except (AttributeError, KeyError, IndexError, ValueError, RuntimeError, TypeError) as error:
             return f"an attribute ({type(error).__name__})"  # a slot is gone, or values that cannot be compared
         return None
-
-    def _first_filled(self) -> str:
-        return next(c.name for c in self.reach.containers if not c.content and c.live)
 
     def _first_changed(self) -> str:
         for live, then, name in zip(self._live, self._then, self._names, strict=True):

@@ -32,7 +32,7 @@ from torch.export import ExportedProgram
 
 from ...errors import CaptureError
 from ...torch_private import backward_hooks_everywhere
-from .explain import forward_line, quiet, user_line
+from .explain import forward_line, quiet, refused, user_line
 from .guard import Guard
 from .opaque import opaque_functions
 from .reach import HIDDEN, Container, Reach, TensorSlot, Variable
@@ -139,7 +139,7 @@ class _Untouchable:
 
     def __next__(self) -> Any:
         what = f"the model takes the next of the iterator '{self.name}' in forward, which a captured graph would not"
-        raise CaptureError(what, where=user_line(), hint="count in a buffer, or pass it as an input")
+        raise refused(what, "count in a buffer, or pass it as an input")
 
 
 def _disarm(reach: Reach) -> None:
@@ -175,8 +175,10 @@ def _hide(module: nn.Module, reach: Reach) -> tuple[dict[str, TensorSlot], Sessi
                 if tensor is not None:
                     name = f"{prefix}.{key}" if prefix else key
                     slots[f"{INNER}.{name}"] = registered[id(tensor)] = TensorSlot(registry, key, name)
-            stand_ins |= {(id(part), key): (part, key, t) for key, t in part._parameters.items() if _is_bare(t)}
-    for part, key, tensor in stand_ins.values():  # put there by functional_call
+        for key, tensor in part._parameters.items():
+            if tensor is not None and not isinstance(tensor, nn.Parameter):
+                stand_ins[id(part), key] = part, key, tensor
+    for part, key, tensor in stand_ins.values():  # bare tensors, put there by functional_call
         part._parameters[key] = nn.Parameter(tensor.detach(), tensor.requires_grad)
     holder, hidden = nn.Module(), dict[int, str]()
     for slot in reach.tensors:
@@ -190,11 +192,6 @@ def _hide(module: nn.Module, reach: Reach) -> tuple[dict[str, TensorSlot], Sessi
             holder._buffers[name] = tensor
         slots[f"{HIDDEN}.{name}"] = slot
     return slots, Session(module, registered, hidden, holder)
-
-
-def _is_bare(tensor: Tensor | None) -> bool:
-    """A tensor where torch expects a Parameter."""
-    return tensor is not None and not isinstance(tensor, nn.Parameter)
 
 
 def _drop_hooks(module: nn.Module) -> None:

@@ -16,14 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from ...errors import InputError
 from ...torch_private import pytree
-from .reach import is_library
-
-_VALUES = (int, float, complex, str, bytes, bool, type(None), range, slice, torch.dtype, torch.device, torch.Size)
+from .reach import PLAIN, is_library
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +103,7 @@ def key_of(tree: Any) -> Any:
         return tree
     if isinstance(tree, Branch):
         return tree.kind, tree.keys, tuple(map(key_of, tree.children))
-    if isinstance(tree, _VALUES) and not isinstance(tree, enum.Enum):
+    if isinstance(tree, PLAIN) and not isinstance(tree, enum.Enum):
         return type(tree), repr(tree)
     if isinstance(tree, np.ndarray | np.generic):
         return type(tree), tree.shape, str(tree.dtype), tree.tobytes()
