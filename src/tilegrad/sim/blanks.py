@@ -23,7 +23,7 @@ def run_blank(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     """What `function(*args, **kwargs)` gives on the meta device."""
     if not _makes_new(function):
         return function(*args, **kwargs)
-    parts: list[Hashable] = [function]
+    parts: list[Any] = [function]
     if not (_describe(args, parts) and _describe(kwargs.items(), parts)):
         return function(*args, **kwargs)
     key = tuple(parts)
@@ -50,7 +50,7 @@ def _makes_new(function: Any) -> bool:
     return found
 
 
-def _describe(items: Any, parts: list[Hashable]) -> bool:
+def _describe(items: Any, parts: list[Any]) -> bool:
     """Add to `parts` all that a result may depend on; False where that cannot be told."""
     for item in items:
         if isinstance(item, Tensor):
