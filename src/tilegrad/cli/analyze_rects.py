@@ -15,8 +15,20 @@ from ..errors import InputError
 from ..files import save_text
 from ..importers import load_rects
 from ..importers.rects import Repair
-from ..rects import RectGraph, Share, count_kinds, format_rect_json, imbalance, shares, to_dot, total
-from ..rects.resize import split_step
+from ..ir import Graph
+from ..rects import (
+    Share,
+    arrays,
+    count_kinds,
+    edges,
+    format_rect_json,
+    held_of,
+    imbalance,
+    shares,
+    split_step,
+    total,
+)
+from ..report.dot import format_rects_dot
 from ..units import format_bytes, format_rate, parse_sizes
 from .console import make_console
 
@@ -38,13 +50,13 @@ def run_rects(args: argparse.Namespace) -> int:
     if args.json != "-":
         _print(graph, repairs, parts, args.top)
     if args.dot:
-        save_text("\n".join(map(to_dot, workers)), args.dot, "the graph")
+        save_text("\n".join(map(format_rects_dot, workers)), args.dot, "the graph")
     if args.rects:
         save_text(format_rect_json(graph), args.rects, "the rects")
     return 0
 
 
-def _workers(graph: RectGraph, mesh: str | None) -> tuple[RectGraph, ...]:
+def _workers(graph: Graph, mesh: str | None) -> tuple[Graph, ...]:
     if mesh is None:
         return (graph,)
     sizes = parse_sizes(mesh, "mesh")
@@ -54,7 +66,7 @@ def _workers(graph: RectGraph, mesh: str | None) -> tuple[RectGraph, ...]:
 
 
 def _to_json(
-    graph: RectGraph, repairs: Sequence[Repair], workers: Sequence[RectGraph], parts: Sequence[Share]
+    graph: Graph, repairs: Sequence[Repair], workers: Sequence[Graph], parts: Sequence[Share]
 ) -> dict[str, Any]:
     totals, spread = total(graph), imbalance(parts)
     return {
@@ -62,9 +74,9 @@ def _to_json(
         "kind": "rects",
         "name": graph.name,
         "counts": {
-            "arrays": len(graph.arrays),
-            "operators": len(graph.operators),
-            "edges": len(graph.edges),
+            "arrays": len(arrays(graph)),
+            "operators": len(graph.nodes),
+            "edges": len(list(edges(graph))),
             "kinds": count_kinds(graph),
         },
         "totals": {
@@ -73,7 +85,7 @@ def _to_json(
             "backward_flops": totals.backward_flops,
             "step_flops": totals.step_flops,
             "array_bytes": totals.bytes,
-            "array_bytes_by_role": {str(role): count for role, count in totals.bytes_by_role.items()},
+            "array_bytes_by_role": dict(totals.bytes_by_role),
         },
         "repairs": [repair._asdict() for repair in repairs],
         "imbalance": {"owned": spread.owned, "received": spread.received, "flops": spread.flops},
@@ -81,11 +93,11 @@ def _to_json(
     }
 
 
-def _worker(graph: RectGraph, share: Share) -> dict[str, Any]:
+def _worker(graph: Graph, share: Share) -> dict[str, Any]:
     return {
         "name": share.name,
         "owned_bytes": share.owned_total,
-        "owned_bytes_by_role": {str(role): count for role, count in share.owned_bytes.items()},
+        "owned_bytes_by_role": dict(share.owned_bytes),
         "held_bytes": share.held_bytes,
         "received_bytes": share.received_bytes,
         "halo_bytes": share.halo_bytes,
@@ -94,18 +106,18 @@ def _worker(graph: RectGraph, share: Share) -> dict[str, Any]:
         "flops": share.flops,
         "arrays": {
             a.name: {
-                "dim": list(a.dim),
-                "read_rect": [list(side) for side in a.read_rect],
-                "write_rect": None if a.write_rect is None else [list(side) for side in a.write_rect],
+                "dim": a.type.shape,
+                "read_rect": (held := held_of(a)).read,
+                "write_rect": held.write,
             }
-            for a in graph.arrays
+            for a in arrays(graph)
         },
     }
 
 
-def _print(graph: RectGraph, repairs: Sequence[Repair], parts: Sequence[Share], top: int) -> None:
+def _print(graph: Graph, repairs: Sequence[Repair], parts: Sequence[Share], top: int) -> None:
     console, totals, spread = make_console(), total(graph), imbalance(parts)
-    sizes = f"{len(graph.arrays)} arrays, {len(graph.operators)} operators, {len(graph.edges)} edges"
+    sizes = f"{len(arrays(graph))} arrays, {len(graph.nodes)} operators, {len(list(edges(graph)))} edges"
     console.print(Text(f"{graph.name}: a training step in rects, {sizes}"), highlight=False, soft_wrap=True)
     work = format_rate(totals.step_flops, "FLOP")
     console.print(f"parameters  {totals.param_total:,}; a step takes {work}", highlight=False)
@@ -124,9 +136,8 @@ def _print(graph: RectGraph, repairs: Sequence[Repair], parts: Sequence[Share], 
     for name in names:
         table.add_column(name, justify="left" if name == "worker" else "right")
     for part in parts:
-        params = sum(count for role, count in part.owned_bytes.items() if str(role) == "param")
-        figures = (part.owned_total, params, part.held_bytes, part.received_bytes, part.halo_bytes, part.gradient_bytes,
-                   part.sum_bytes)  # fmt: skip
+        figures = (part.owned_total, part.owned_bytes.get("param", 0), part.held_bytes, part.received_bytes,
+                   part.halo_bytes, part.gradient_bytes, part.sum_bytes)  # fmt: skip
         table.add_row(Text(part.name), *map(format_bytes, figures), format_rate(part.flops, "FLOP"))
     console.print(table)
     console.print(

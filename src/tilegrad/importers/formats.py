@@ -10,7 +10,6 @@ from typing import Any, Literal, NamedTuple, NoReturn
 from ..errors import FormatError
 from ..ir import Graph, check_graph, parse_graph
 from ..profile import Profile
-from ..rects import RectGraph
 from .chainer.dump import open_file, sniff_chainer
 from .cuda_snapshot import sniff_cuda_snapshot, sniff_pickle
 from .head import read_head
@@ -53,7 +52,7 @@ def load_profile(path: str | Path, progress: Progress | None = None) -> Profile:
     return found
 
 
-def load_rects(path: str | Path) -> tuple[RectGraph, tuple[Repair, ...]]:
+def load_rects(path: str | Path) -> tuple[Graph, tuple[Repair, ...]]:
     """The training step in this file, whose arrays are split in rects, and what had to be repaired to read it."""
     format = find_format(path)
     if format.gives != "rects":

@@ -1,15 +1,27 @@
-"""A distributed training step as arrays and operators, with the rect of every array that a worker reads and writes."""
+"""A training step that is split over workers: graphs whose values say which box a worker reads and writes."""
 
-from .check import check_rect_graph as check_rect_graph
-from .dot import to_dot as to_dot
+from .check import check_rects as check_rects
 from .export import format_rect_json as format_rect_json
 from .kinds import KINDS as KINDS
-from .model import Array as Array
-from .model import Edge as Edge
-from .model import Evidence as Evidence
-from .model import RectGraph as RectGraph
-from .model import RectOperator as RectOperator
-from .model import RectRole as RectRole
+from .step import ROLES as ROLES
+from .step import Edge as Edge
+from .step import arrays as arrays
+from .step import dists_of as dists_of
+from .step import edges as edges
+from .step import evidence_of as evidence_of
+from .step import held_of as held_of
+from .step import inputs_of as inputs_of
+from .step import is_rect as is_rect
+from .step import listed as listed
+from .step import make_array as make_array
+from .step import outputs_of as outputs_of
+from .step import owned as owned
+from .step import result_dim as result_dim
+from .step import role_of as role_of
+from .step import single_assignment as single_assignment
+from .step import with_evidence as with_evidence
+from .system import Gain as Gain
+from .system import split_step as split_step
 from .system import training_step as training_step
 from .totals import Totals as Totals
 from .totals import count_kinds as count_kinds

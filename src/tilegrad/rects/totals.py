@@ -1,15 +1,14 @@
-"""What a step comes to: parameters, work and bytes. A multiply and an add are two flops; elements have four bytes."""
+"""What a step comes to: parameters, work and bytes. A multiply and an add are two flops."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 
-from .model import RectGraph, RectOperator, RectRole
+from ..ir import Graph, Kind, Node
+from .step import arrays, held_of, inputs_of, outputs_of, role_of
 
-ELEMENT_BYTES = 4
 _WEIGHTS = {"locally_connected": "filters", "linear": "weights"}
 
 
@@ -21,7 +20,7 @@ class Totals:
     macs_forward: Mapping[str, int]  # by operator
     forward_flops: int
     backward_flops: int
-    bytes_by_role: Mapping[RectRole, int]
+    bytes_by_role: Mapping[str, int]
     param_grad_bytes: int
 
     @property
@@ -42,29 +41,30 @@ class Totals:
         return sum(self.bytes_by_role.values())
 
 
-def total(graph: RectGraph) -> Totals:
-    params = {a.name: prod(a.dim) for a in graph.arrays if a.role is RectRole.PARAM}
-    sizes = Counter[RectRole]()
-    for array in graph.arrays:
-        sizes[array.role] += ELEMENT_BYTES * prod(array.dim)
-    flops = {op.name: flops_of(graph, op, whole=True) for op in graph.operators}
-    forward = {op.name: flops[op.name] // 2 for op in graph.operators if op.kind in _WEIGHTS}
+def total(graph: Graph) -> Totals:
+    params = {v.name: v.type for v in graph.of_kind(Kind.PARAMETER)}
+    sizes = Counter[str]()
+    for array in arrays(graph):
+        sizes[role_of(graph, array)] += array.type.bytes
+    flops = {node.name: flops_of(graph, node, whole=True) for node in graph.nodes}
+    forward = {node.name: flops[node.name] // 2 for node in graph.nodes if node.op in _WEIGHTS}
     ahead = 2 * sum(forward.values())
-    grads = ELEMENT_BYTES * sum(count for name, count in params.items() if f"{name}.grad" in graph.array)
-    return Totals(params, forward, ahead, sum(flops.values()) - ahead, dict(sizes), grads)
+    grads = sum(type.bytes for name, type in params.items() if f"{name}.grad" in graph.value)
+    counts = {name: type.size for name, type in params.items()}
+    return Totals(counts, forward, ahead, sum(flops.values()) - ahead, dict(sizes), grads)
 
 
-def count_kinds(graph: RectGraph) -> dict[str, int]:
-    return dict(sorted(Counter(op.kind for op in graph.operators).items()))
+def count_kinds(graph: Graph) -> dict[str, int]:
+    return dict(sorted(Counter(node.op for node in graph.nodes).items()))
 
 
-def flops_of(graph: RectGraph, op: RectOperator, *, whole: bool = False) -> int:
+def flops_of(graph: Graph, node: Node, *, whole: bool = False) -> int:
     """The work of one operator: on this worker, or on all together. Only sums over channels or space count: each weight
     is used once per image, and once more for every gradient that is made with it."""
-    weights = _WEIGHTS.get(op.kind.removesuffix("_grad"))
+    weights = _WEIGHTS.get(node.op.removesuffix("_grad"))
     if weights is None:
         return 0
-    array = graph.array[op.inputs[weights]]
-    times = sum(port.endswith(".delta") for port in op.outputs) if op.kind.endswith("_grad") else 1
-    used = prod(array.dim) if whole else array.read_rect.volume
-    return 2 * times * graph.array[op.inputs["input"]].dim[0] * used
+    reads = inputs_of(graph, node)
+    times = len(outputs_of(graph, node)) if node.op.endswith("_grad") else 1
+    used = reads[weights].type.size if whole else held_of(reads[weights]).read.volume
+    return 2 * times * reads["input"].type.shape[0] * used

@@ -14,8 +14,8 @@ from itertools import permutations
 from typing import Any, Literal
 
 from ...errors import FormatError
-from ...rects import KINDS, RectGraph, RectOperator, training_step
-from ...rects.system import Gain
+from ...ir import Graph, Node
+from ...rects import KINDS, Gain, arrays, dists_of, held_of, outputs_of, result_dim, training_step
 from ...region import Box
 from .drawing_text import DIM_KEYS, TextField
 
@@ -25,14 +25,14 @@ _MOST_SIDE_BY_SIDE = 6
 
 
 @lru_cache(maxsize=8)
-def template(layers: int, gain: Gain = "a*(x+b)") -> RectGraph:
+def template(layers: int, gain: Gain = "a*(x+b)") -> Graph:
     """A step with so many layers: the nodes and ports that a drawing must have; sizes are of no importance."""
     return _probes(layers, gain)[0]
 
 
 @lru_cache(maxsize=8)
-def _probes(layers: int, gain: Gain = "a*(x+b)") -> tuple[RectGraph, ...]:
-    found: list[RectGraph] = []
+def _probes(layers: int, gain: Gain = "a*(x+b)") -> tuple[Graph, ...]:
+    found: list[Graph] = []
     for batch, extra, classes, workers in ((5, 37, 101, (3, 2)), (7, 53, 211, (2, 3))):
         stack = [((2 + at % 3, 3 + at % 4), 11 + 6 * at + batch) for at in range(layers)]
         image = (extra + sum(k[0] for k, _ in stack), 2 * extra + 3 + sum(k[1] for k, _ in stack))
@@ -42,20 +42,25 @@ def _probes(layers: int, gain: Gain = "a*(x+b)") -> tuple[RectGraph, ...]:
     return tuple(found)
 
 
-def keys_of(op: RectOperator) -> tuple[str, ...]:
+def names_of(graph: Graph) -> tuple[str, ...]:
+    """Of all that a drawing shows: arrays and operators."""
+    return (*(array.name for array in arrays(graph)), *graph.node)
+
+
+def keys_of(node: Node) -> tuple[str, ...]:
     """What a drawing prints of an operator."""
-    if op.kind == "source":
+    if node.op == "source":
         return ("result_dim", "dist_result")
-    if op.kind == "set_zero":
+    if node.op == "set_zero":
         return ()
-    return (*(() if op.kind in ("linear", "linear_grad") else ("result_dim",)), *KINDS[op.kind].dists)
+    return (*(() if node.op in ("linear", "linear_grad") else ("result_dim",)), *KINDS[node.op].dists)
 
 
-def slots_of(graph: RectGraph) -> Iterator[Slot]:
-    for array in graph.arrays:
+def slots_of(graph: Graph) -> Iterator[Slot]:
+    for array in arrays(graph):
         yield from ((array.name, key) for key in ("dim", "read_rect", "write_rect"))
-    for op in graph.operators:
-        yield from ((op.name, key) for key in keys_of(op))
+    for node in graph.nodes:
+        yield from ((node.name, key) for key in keys_of(node))
 
 
 @lru_cache(maxsize=8)
@@ -71,14 +76,15 @@ def copies(layers: int) -> dict[Slot, int]:
     return found
 
 
-def _value(graph: RectGraph, slot: Slot) -> Any:
+def _value(graph: Graph, slot: Slot) -> Any:
     name, key = slot
-    if (array := graph.array.get(name)) is not None:
-        return getattr(array, key)
-    op = graph.operator[name]
-    if op.kind == "source" and key == "dist_result":  # the same as its array's, which is why the graph has it once
-        return graph.array[op.outputs["raw_data"]].write_rect
-    return op.result_dim if key == "result_dim" else op.dists[key]
+    if (array := graph.value.get(name)) is not None:
+        held = held_of(array)
+        return array.type.shape if key == "dim" else held.read if key == "read_rect" else held.write
+    node = graph.node[name]
+    if node.op == "source" and key == "dist_result":  # the same as its array's, which is why the graph has it once
+        return held_of(outputs_of(graph, node)["raw_data"]).write
+    return result_dim(graph, node) if key == "result_dim" else dists_of(node)[key]
 
 
 @dataclass
@@ -89,7 +95,7 @@ class Band:
     fields: list[TextField] = field(default_factory=list)
 
 
-def place_fields(bands: Sequence[Band], graph: RectGraph, kinds: dict[Slot, int], file: str) -> dict[Slot, TextField]:
+def place_fields(bands: Sequence[Band], graph: Graph, kinds: dict[Slot, int], file: str) -> dict[Slot, TextField]:
     """Which node each field belongs to: first by the order of the text, then by what copies elsewhere say."""
     wanted = set(slots_of(graph))
     placed: dict[Slot, TextField] = {}
@@ -144,7 +150,7 @@ def _votes(placed: dict[Slot, TextField], kinds: dict[Slot, int]) -> dict[int, C
 
 def resolve(
     placed: dict[Slot, TextField],
-    graph: RectGraph,
+    graph: Graph,
     kinds: dict[Slot, int],
     lines: dict[str, int],
     file: str,
@@ -170,7 +176,7 @@ def _vote_rect(
     slot: Slot,
     placed: dict[Slot, TextField],
     kinds: dict[Slot, int],
-    graph: RectGraph,
+    graph: Graph,
     lines: dict[str, int],
     file: str,
 ) -> Box | None:
