@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tilegrad.ir import Graph, Node, Value
-from tilegrad.rects import arrays, dists_of, held_of, inputs_of, outputs_of, result_dim
+from tilegrad.rects.step import arrays, dists_of, held_of, inputs_of, outputs_of, result_dim
 from tilegrad.region import Box
 
 _ALIKE = ("0O", "1lI", "5S", "8B")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tilegrad.ir import Graph, Kind, Node
-from tilegrad.rects import arrays, dists_of, held_of, inputs_of, outputs_of, owned
+from tilegrad.rects.step import arrays, dists_of, held_of, inputs_of, outputs_of, owned
 from tilegrad.region import Box
 
 Numbers = dict[str, np.ndarray]

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import codecs
 import gzip
-import io
 import json
 import os
 import re
@@ -56,12 +55,9 @@ def open_json(path: str | Path, progress: Progress | None = None) -> JsonWalk:
     return JsonWalk("", path.name, pieces=_reported(path, progress))
 
 
-def read_text(path: Path) -> str:
-    """The text of a file, which may be gzipped; never more than `LARGEST` bytes of it."""
-    buffer = io.StringIO()
-    for piece, _, _ in _pieces(path, LARGEST):
-        buffer.write(piece)
-    return buffer.getvalue()
+def read_text(path: Path, largest: int | None = None) -> str:
+    """The text of a file, which may be gzipped; never more than so many bytes of it, or `LARGEST`."""
+    return "".join(piece for piece, _, _ in _pieces(path, largest or LARGEST))
 
 
 def _reported(path: Path, progress: Progress | None) -> Iterator[str]:
@@ -92,18 +88,21 @@ def _pieces(path: Path, largest: int) -> Iterator[tuple[str, int, int]]:
 
 def _decoded(file: BinaryIO | gzip.GzipFile, name: str, largest: int) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
-    done = 0
+    done = lines = 0
     while True:
         piece = file.read(_PIECE)
         before = done - len(decoder.getstate()[0])
         done += len(piece)
         if done > largest:
-            raise FormatError(f"more than {largest // 2**20} MiB of text", where=name, hint="profile fewer steps")
+            raise FormatError(f"more than {largest // 2**20} MiB of text", where=name, hint="a smaller file")
         try:
-            yield decoder.decode(piece, final=not piece)
+            text = decoder.decode(piece, final=not piece)
         except UnicodeDecodeError as error:
             what = f"not UTF-8: byte {before + error.start} is 0x{error.object[error.start]:02x}"
-            raise FormatError(what, where=name, hint="a JSON file is UTF-8 text") from None
+            lines += error.object.count(b"\n", 0, error.start)
+            raise FormatError(what, where=f"{name}:{lines + 1}", hint="such a file is UTF-8 text") from None
+        lines += text.count("\n")
+        yield text
         if not piece:
             return
 

@@ -15,15 +15,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 from ..ir import Graph, Kind, Role, check_graph
 from ..ir.check import Problem, Rules
 from .kinds import KINDS
-from .step import arrays, dists_of, held_of, inputs_of, outputs_of, part_of
+from .step import arrays, dists_of, held_of, inputs_of, outputs_of, part_of, show
 
 MOST_ELEMENTS = 2**62
-
-Dim = tuple[int, ...]
 
 
 def check_rects(graph: Graph) -> None:
@@ -72,10 +71,6 @@ def _rects(graph: Graph) -> Iterator[Problem]:
                 yield node.name, f"{key} {rect} is not inside dim {show(part.type.shape)} of '{part.name}'"
 
 
-def show(dim: Dim) -> str:
-    return "[" + " ".join(map(str, dim[:16])) + "]"
-
-
 def _written(graph: Graph) -> Iterator[Problem]:
     updates = []
     for node in graph.nodes:
@@ -113,48 +108,31 @@ def _gradients(graph: Graph) -> Iterator[Problem]:
 
 def _dims(graph: Graph) -> Iterator[Problem]:
     for node in graph.nodes:
+        kind = node.op.removesuffix("_grad")
+        letters = dict(rule.split(": ") for rule in KINDS[kind].dims)
+        sizes: dict[str, Any] = {"1": 1}
+        fits = True
         ports = {**outputs_of(graph, node), **inputs_of(graph, node)}
-        dim = {port: array.type.shape for port, array in ports.items()}
-        if (what := _misfit(node.op.removesuffix("_grad"), dim)) is not None:
-            yield node.name, what
-        for port, given in dim.items():  # x and x.delta are one size
-            if dim.get(f"{port}.delta", given) != given:
-                yield node.name, f"'{port}' is {show(given)}, its delta is {show(dim[port + '.delta'])}"
-
-
-def _misfit(kind: str, dim: dict[str, Dim]) -> str | None:
-    x, y = dim.get("input", ()), dim.get("output", dim.get("output.delta", ()))
-    logits, labels = dim.get("probability", ()), dim.get("labels", ())
-    fits = True
-    if kind == "locally_connected":
-        w = dim["filters"]
-        fits = len(x) == len(y) == 4 and len(w) == 8 and y[0] == x[0]
-        fits = fits and w == (y[1], 1, 1, x[1], x[2] - y[2] + 1, x[3] - y[3] + 1, *y[2:])
-    elif kind == "scalar_affine":
-        bias = dim.get("b", dim.get("b.delta"))
-        fits = len(x) == 4 and x == y and dim["a"] == (1,) and bias == (1, *x[1:])
-    elif kind == "nonlinearity":
-        fits = x == y
-    elif kind == "linear":
-        w = dim["weights"]
-        fits = len(x) == 4 and w[1:] == x[1:] and y == (x[0], w[0], 1, 1)
-    elif kind in ("softmax_cross_entropy", "evaluate"):
-        fits = len(logits) == 4 and labels == (logits[0], 1, 1, 1)
-        fits = fits and (kind == "evaluate" or y == (1, 1, 1, 1)) and dim.get("input", logits) == logits
-    elif kind == "update":
-        fits = dim["params"] == dim["gradient"]
-    elif kind == "source":
-        fits = len(dim["raw_data"]) == 4 and dim["labels"] == (dim["raw_data"][0], 1, 1, 1)
-    shown = ", ".join(f"{port} {show(given)}" for port, given in dim.items())
-    return None if fits else f"dims that do not fit a {kind}: {shown}"
+        for port, array in ports.items():
+            names, dim = letters.get(port.removesuffix(".delta")), array.type.shape
+            if names == "*":
+                fits = fits and sizes.setdefault("*", dim) == dim
+            elif names is not None:
+                fits = fits and len(names) == len(dim)
+                fits = fits and all(sizes.setdefault(name, n) == n for name, n in zip(names, dim, strict=True))
+        for whole, part, kernel in ("Iiu", "Jjv") if fits and kind == "locally_connected" else ():
+            fits = fits and sizes[whole] == sizes[part] + sizes[kernel] - 1
+        if not fits:
+            shown = ", ".join(f"{port} {show(array.type.shape)}" for port, array in ports.items())
+            yield node.name, f"dims that do not fit a {kind}: {shown}"
 
 
 def _agree(graph: Graph) -> Iterator[Problem]:
     for node in graph.nodes:
         for key, rect in dists_of(node).items():
-            part, reads = part_of(graph, node, key)
+            part, any_part = part_of(graph, node, key)
             held = held_of(part)
-            if not (held.read.holds(rect) if reads else rect == (held.read if held.write is None else held.write)):
+            if not held.read.holds(rect) if any_part else rect != (held.write or held.read):
                 yield node.name, f"{key} {rect}, but '{part.name}' has {held.read} and {held.write}"
         if node.op == "update":
             params, gradient = (held_of(array).read for array in inputs_of(graph, node).values())

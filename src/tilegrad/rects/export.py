@@ -9,7 +9,7 @@ from typing import Any
 
 from ..ir import Graph, Node
 from .kinds import KINDS
-from .step import ROLES, arrays, edges, evidence_of, held_of, inputs_of, listed, outputs_of, result_dim, role_of
+from .step import arrays, edges, evidence_of, held_of, inputs_of, listed, outputs_of, result_dim, role_of
 from .totals import count_kinds, total
 
 _LEGEND = {
@@ -31,7 +31,7 @@ def format_rect_json(graph: Graph) -> str:
         "source": graph.name,
         "legend": _LEGEND,
         "counts": _counts(graph),
-        "totals": _totals(graph),
+        "totals": total(graph),
         "arrays": [
             {
                 "name": a.name,
@@ -67,27 +67,6 @@ def _counts(graph: Graph) -> dict[str, Any]:
     counts |= {"edges": len(list(edges(graph))), "by_kind": count_kinds(graph)}
     how = Counter(how for node in graph.nodes for how in evidence_of(node).values())
     return counts | {f"edges_{name}": times for name, times in sorted(how.items())}
-
-
-def _totals(graph: Graph) -> dict[str, Any]:
-    found = total(graph)
-    sizes = {role: found.bytes_by_role.get(role, 0) for role in ROLES}
-    return {
-        "param_count": dict(found.params),
-        "param_total": found.param_total,
-        "param_bytes_f32": sizes["param"],
-        "macs_forward": dict(found.macs_forward),
-        "macs_forward_total": found.forward_flops // 2,
-        "macs_backward_total": found.backward_flops // 2,
-        "flops_forward": found.forward_flops,
-        "flops_backward": found.backward_flops,
-        "flops_step": found.step_flops,
-        "flops_update_2_per_param": found.update_flops,
-        "bytes_by_role_f32": sizes,
-        "bytes_all_arrays_f32": found.bytes,
-        "param_grad_bytes_f32": found.param_grad_bytes,
-        "activation_grad_bytes_f32": sizes["grad"] - found.param_grad_bytes,
-    }
 
 
 def _operator(graph: Graph, node: Node) -> dict[str, Any]:

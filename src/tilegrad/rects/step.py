@@ -25,7 +25,7 @@ The rules are in `check`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from heapq import heappop, heappush
@@ -121,34 +121,29 @@ def dists_of(node: Node) -> dict[str, Box]:
     return {key: Box(zip(*raw, strict=True)) for key, raw in node.attrs.items() if is_rect(key)}
 
 
+def show(dim: Iterable[int]) -> str:
+    return "[" + " ".join(map(str, dim)) + "]"
+
+
 def listed(box: Box | None) -> list[list[int]] | None:
     """[begin, end]"""
     return None if box is None else [[side.lo for side in box], [side.hi for side in box]]
 
 
-def result_of(graph: Graph, node: Node) -> Value | None:
-    """The array that an operator's result_dim speaks of."""
-    if node.op == "update" or node.op.endswith("_grad"):
-        return inputs_of(graph, node)["params" if node.op == "update" else "output.delta"]
-    made = outputs_of(graph, node)
-    return made.get("output") or made.get("raw_data")
-
-
 def result_dim(graph: Graph, node: Node) -> tuple[int, ...] | None:
     """As it is printed: the gradient of the classifier has none, what makes no array makes one number."""
-    made = result_of(graph, node)
+    special = {"source": "raw_data", "update": "params"}
+    port = special.get(node.op, "output.delta" if node.op.endswith("_grad") else "output")
+    made = {**outputs_of(graph, node), **inputs_of(graph, node)}.get(port)
     return None if node.op == "linear_grad" else made.type.shape if made is not None else (1,)
 
 
 def part_of(graph: Graph, node: Node, key: str) -> tuple[Value, bool]:
-    """The array that one of an operator's rects is a part of, and whether it is only read there."""
-    reads, writes, backward = inputs_of(graph, node), outputs_of(graph, node), node.op.endswith("_grad")
-    if key == "write_rect" or node.op == "softmax_cross_entropy_grad":
-        return writes["input.delta" if backward else "output"], False
-    if key == "read_rect":
-        return reads["output.delta" if backward else "input"], True
-    made = result_of(graph, node) if key == "dist_result" else None
-    return (made, backward) if made is not None else (reads[key.removeprefix("dist_")], key == "dist_input")
+    """The array that one of an operator's rects is a part of, and whether it may be any part: of what it reads, if that
+    is no parameter. Else it is the box that is written."""
+    port, reads = KINDS[node.op].dists[key], inputs_of(graph, node)
+    part = reads[port] if port in reads else outputs_of(graph, node)[port]
+    return part, port in reads and part.kind is not Kind.PARAMETER
 
 
 def single_assignment(arrays: Sequence[Value], operators: Sequence[Node], name: str) -> Graph:

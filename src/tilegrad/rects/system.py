@@ -30,14 +30,9 @@ from .step import edges, held_of, inputs_of, listed, make_array, part_of, single
 
 Gain = Literal["a*(x+b)", "a*x+b"]
 METRICS = 4
-_LOGITS, _LOSS, _PROBABILITY = (
-    "classifier.linear1.output",
-    "classifier.softmax.output",
-    "classifier.softmax.probability",
-)
-_IMAGE, _LABELS, _WEIGHTS, _METRIC = (
-    "data.raw_output", "data.labels_output", "classifier.weights1", "classifier.evaluate.output",
-)  # fmt: skip
+_IMAGE, _LABELS, _WEIGHTS = "data.raw_output", "data.labels_output", "classifier.weights1"
+_LOGITS, _PROBABILITY = "classifier.linear1.output", "classifier.softmax.probability"
+_LOSS, _METRIC = "classifier.softmax.output", "classifier.evaluate.output"
 
 
 def training_step(
@@ -96,22 +91,16 @@ class _Worker:
     operators: list[Node] = field(default_factory=list)
 
     def graph(self) -> Graph:
-        last = len(self.sizes.kernels) - 1
         self.add_array(_IMAGE, self.dim(0), self.read(0), self.own(0))
         self.add_array(_LABELS, (self.sizes.batch, 1, 1, 1))
         self.do("data", "source", (), (_IMAGE, _LABELS))
-        for at in range(last + 1):
+        for at in range(len(self.sizes.kernels)):
             self.layer(at)
         self.classifier()
-        self.classifier_grad()
-        for at in range(last, -1, -1):
-            self.layer_grad(at)
-        updates = {f"update_{p}": p for at in range(last, -1, -1) for p in (f"L{at}.a", f"L{at}.b", f"L{at}.W")}
-        for name, param in {"update_W1": _WEIGHTS, **updates}.items():
+        self.backward()
+        for param in [array.name for array in reversed(self.arrays.values()) if array.kind is Kind.PARAMETER]:
+            name = "update_W1" if param == _WEIGHTS else f"update_{param}"
             self.do(name, "update", (param, f"{param}.grad"), in_place=True)
-        for array in self.arrays.values():
-            if array.kind is Kind.GRADIENT:
-                self.do(f"{array.name}.set_zero", "set_zero", (), (array.name,))
         (row, col), (rows, cols) = self.index, self.sizes.workers
         name = f"worker {row},{col} of {rows}x{cols}" if rows * cols > 1 else "step"
         graph = single_assignment(tuple(self.arrays.values()), self.operators, name)
@@ -133,32 +122,17 @@ class _Worker:
 
     def read(self, map: int) -> Box:
         """This worker's place and the halo that the next layer needs."""
-        if map == len(self.sizes.kernels):
-            return self.own(map)
-        need = self.need(map)
-        if need.empty:
-            return self.own(map)
-        return self.own(map).hull(need)
+        own = self.own(map)
+        return own if map == len(self.sizes.kernels) or (need := self.need(map)).empty else own.hull(need)
 
     def dim(self, map: int) -> tuple[int, ...]:
         return (self.sizes.batch, *self.sizes.sides[map])
 
-    def add_array(
-        self,
-        name: str,
-        dim: tuple[int, ...],
-        read: Box | None = None,
-        write: Box | None = None,
-        kind: Kind = Kind.ACTIVATION,
-    ) -> None:
-        """An array of which this worker has these places in the last two dimensions, or all."""
+    def add_array(self, name: str, dim: tuple[int, ...], *places: Box, kind: Kind = Kind.ACTIVATION) -> None:
+        """An array of which this worker reads and writes these places in the last two dimensions, or all."""
         whole = Box.full(dim)
-        boxes = [whole if place is None else Box((*whole[:-2], *place)) for place in (read, write or read)]
-        self.arrays[name] = make_array(name, dim, kind, boxes[0], None if kind is Kind.PARAMETER else boxes[1])
-
-    def add_gradient(self, of: str, read: Box | None = None, write: Box | None = None) -> None:
-        """A worker has the gradients of what it has, and adds to those of `write`."""
-        self.add_array(f"{of}.grad", self.arrays[of].type.shape, read, write, Kind.GRADIENT)
+        boxes = [Box((*whole[:-2], *place)) for place in places] or [whole]
+        self.arrays[name] = make_array(name, dim, kind, boxes[0], None if kind is Kind.PARAMETER else boxes[-1])
 
     def do(self, name: str, kind: str, reads: Sequence[str], writes: Sequence[str] = (), **attrs: Any) -> None:
         """An operator, with its arrays in the order of the ports of its kind."""
@@ -176,18 +150,14 @@ class _Worker:
         self.add_array(scaled, dim, place)
         self.add_array(out, dim, self.read(at + 1), place)
         reads = (self.before(at), f"{name}.W")
-        self.do(f"{name}.filter", "locally_connected", reads, (filtered,), **self.reach(at), stride=1, padding=0)
-        self.do(f"{name}.filterA", "scalar_affine", (filtered, f"{name}.a", f"{name}.b"), (scaled,), **self.gain())
+        need = listed(Box((*Box.full(self.dim(at)[:2]), *self.need(at))))
+        gain = {} if self.sizes.gain == "a*(x+b)" else {"gain": self.sizes.gain}
+        self.do(f"{name}.filter", "locally_connected", reads, (filtered,), dist_input=need, stride=1, padding=0)
+        self.do(f"{name}.filterA", "scalar_affine", (filtered, f"{name}.a", f"{name}.b"), (scaled,), **gain)
         self.do(f"{name}.filterNL", "nonlinearity", (scaled,), (out,))
 
     def before(self, at: int) -> str:
         return f"L{at - 1}.filterNL.output" if at else _IMAGE
-
-    def gain(self) -> dict[str, str]:
-        return {} if self.sizes.gain == "a*(x+b)" else {"gain": self.sizes.gain}
-
-    def reach(self, at: int) -> dict[str, Any]:
-        return {"dist_input": listed(Box((*Box.full(self.dim(at)[:2]), *self.need(at))))}
 
     def classifier(self) -> None:
         last = len(self.sizes.kernels)
@@ -201,47 +171,36 @@ class _Worker:
         self.do("classifier.evaluate", "evaluate", (_PROBABILITY, _LABELS), (_METRIC,))
         self.do("classifier.evaluate.accuracy", "accuracy", (_METRIC,))
 
-    def classifier_grad(self) -> None:
-        last = len(self.sizes.kernels)
-        before, loss, logits, weights = self.before(last), f"{_LOSS}.grad", f"{_LOGITS}.grad", f"{_WEIGHTS}.grad"
-        nowhere = Box([(0, 0)] * 4)
-        self.arrays[loss] = make_array(loss, (1, 1, 1, 1), Kind.GRADIENT, nowhere, Box.full((1, 1, 1, 1)))
-        self.add_gradient(_LOGITS)
-        self.add_gradient(_WEIGHTS, self.own(last))
-        reads = (loss, _PROBABILITY, _LABELS)
-        self.do("classifier.softmax.grad", "softmax_cross_entropy_grad", reads, (logits,))
-        self.do(
-            "classifier.linear1.grad", "linear_grad", (logits, before, _WEIGHTS), (weights, f"{before}.grad")
-        )  # fmt: skip
+    def backward(self) -> None:
+        """The gradients of all operators, the last first: what each reads and writes is told by the ports of its kind.
+        Nobody wants the gradient of the image, and that of a*x+b does not need b."""
+        for op in reversed(tuple(self.operators)):
+            if (kind := f"{op.op}_grad") in KINDS:
+                at = {i.arg: i.value for i in op.inputs} | dict(zip(KINDS[op.op].outputs, op.outputs, strict=True))
+                reads, writes = KINDS[kind].inputs, KINDS[kind].outputs
+                reads = reads[:-1] if op.attrs.get("gain") else reads
+                writes = writes[:-1] if at.get("input") == _IMAGE else writes
+                arrays = [self.gradient(at[p[:-6]]) if p.endswith(".delta") else at[p] for p in (*reads, *writes)]
+                attrs = {key: value for key, value in op.attrs.items() if key in ("dist_input", "gain")}
+                self.do(f"{op.name}.grad", kind, arrays[: len(reads)], arrays[len(reads) :], **attrs)
 
-    def layer_grad(self, at: int) -> None:
-        name, place = f"L{at}", self.own(at + 1)
-        filtered, scaled, out = (f"{name}.{step}.output" for step in ("filter", "filterA", "filterNL"))
-        self.add_gradient(out, place, self.read(at + 1))  # what the next layer's halo adds to goes to its owner
-        self.add_gradient(scaled, place)
-        self.add_gradient(filtered, place)
-        self.add_gradient(f"{name}.a")
-        self.add_gradient(f"{name}.b", place)
-        self.add_gradient(f"{name}.W", place)
-        self.do(f"{name}.filterNL.grad", "nonlinearity_grad", (f"{out}.grad", scaled, out), (f"{scaled}.grad",))
-        reads = [f"{scaled}.grad", filtered, f"{name}.a", f"{name}.b"]
-        if self.sizes.gain == "a*x+b":  # its gradient does not need b
-            reads.pop()
-        writes = [f"{name}.a.grad", f"{name}.b.grad", f"{filtered}.grad"]
-        self.do(f"{name}.filterA.grad", "scalar_affine_grad", reads, writes, **self.gain())
-        before = self.before(at)
-        writes = [f"{name}.W.grad", *([f"{before}.grad"] if at else [])]  # nobody wants the gradient of the image
-        reads = [f"{filtered}.grad", before, f"{name}.W"]
-        self.do(f"{name}.filter.grad", "locally_connected_grad", reads, writes, **self.reach(at))
+    def gradient(self, of: str) -> str:
+        """The gradient of an array: a worker has it for what it has, and adds to that of all it reads."""
+        name, held = f"{of}.grad", held_of(self.arrays[of])
+        if name not in self.arrays:
+            read = Box([(0, 0)] * 4) if of == _LOSS else held.write or held.read
+            self.arrays[name] = make_array(name, self.arrays[of].type.shape, Kind.GRADIENT, read, held.read)
+            self.do(f"{name}.set_zero", "set_zero", (), (name,))
+        return name
 
 
 def _with_rects(graph: Graph, node: Node) -> Mapping[str, Any]:
     """The attributes of an operator with all rects of its kind: those of its arrays, where it has none of its own."""
     rects = {}
     for key in KINDS[node.op].dists:
-        part, reads = part_of(graph, node, key)
+        part, any_part = part_of(graph, node, key)
         held = held_of(part)
-        rects[key] = listed(held.read if reads or held.write is None else held.write)
+        rects[key] = listed(held.read if any_part else held.write or held.read)
     return MappingProxyType({**rects, **node.attrs})
 
 

@@ -3,55 +3,41 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Any
 
 from ..ir import Graph, Kind, Node
-from .step import arrays, held_of, inputs_of, outputs_of, role_of
+from .step import ROLES, arrays, held_of, inputs_of, outputs_of, role_of
 
 _WEIGHTS = {"locally_connected": "filters", "linear": "weights"}
 
 
-@dataclass(frozen=True)
-class Totals:
-    """Of the whole step, over all workers."""
-
-    params: Mapping[str, int]  # elements, by array
-    macs_forward: Mapping[str, int]  # by operator
-    forward_flops: int
-    backward_flops: int
-    bytes_by_role: Mapping[str, int]
-    param_grad_bytes: int
-
-    @property
-    def param_total(self) -> int:
-        return sum(self.params.values())
-
-    @property
-    def step_flops(self) -> int:
-        return self.forward_flops + self.backward_flops
-
-    @property
-    def update_flops(self) -> int:
-        """Of plain gradient descent: a multiply and an add each."""
-        return 2 * self.param_total
-
-    @property
-    def bytes(self) -> int:
-        return sum(self.bytes_by_role.values())
-
-
-def total(graph: Graph) -> Totals:
+def total(graph: Graph) -> dict[str, Any]:
+    """Of the whole step, over all workers, under the names that a file has for it."""
     params = {v.name: v.type for v in graph.of_kind(Kind.PARAMETER)}
-    sizes = Counter[str]()
+    sizes = dict.fromkeys(ROLES, 0)
     for array in arrays(graph):
         sizes[role_of(graph, array)] += array.type.bytes
-    flops = {node.name: flops_of(graph, node, whole=True) for node in graph.nodes}
-    forward = {node.name: flops[node.name] // 2 for node in graph.nodes if node.op in _WEIGHTS}
-    ahead = 2 * sum(forward.values())
     grads = sum(type.bytes for name, type in params.items() if f"{name}.grad" in graph.value)
-    counts = {name: type.size for name, type in params.items()}
-    return Totals(counts, forward, ahead, sum(flops.values()) - ahead, dict(sizes), grads)
+    macs = {node.name: flops_of(graph, node, whole=True) // 2 for node in graph.nodes}
+    ahead = {node.name: macs[node.name] for node in graph.nodes if node.op in _WEIGHTS}
+    forward, step = sum(ahead.values()), sum(macs.values())
+    count = sum(type.size for type in params.values())
+    return {
+        "param_count": {name: type.size for name, type in params.items()},
+        "param_total": count,
+        "param_bytes_f32": sizes["param"],
+        "macs_forward": ahead,
+        "macs_forward_total": forward,
+        "macs_backward_total": step - forward,
+        "flops_forward": 2 * forward,
+        "flops_backward": 2 * (step - forward),
+        "flops_step": 2 * step,
+        "flops_update_2_per_param": 2 * count,  # of plain gradient descent
+        "bytes_by_role_f32": sizes,
+        "bytes_all_arrays_f32": sum(sizes.values()),
+        "param_grad_bytes_f32": grads,
+        "activation_grad_bytes_f32": sizes["grad"] - grads,
+    }
 
 
 def count_kinds(graph: Graph) -> dict[str, int]:

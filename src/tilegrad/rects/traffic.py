@@ -30,7 +30,7 @@ class Share:
     """One worker's part of a step."""
 
     name: str
-    owned_bytes: Mapping[str, int]
+    owned_bytes_by_role: Mapping[str, int]
     held_bytes: int  # with the halos
     halo_bytes: int  # received, as the next two
     gradient_bytes: int
@@ -38,21 +38,12 @@ class Share:
     flops: int
 
     @property
-    def owned_total(self) -> int:
-        return sum(self.owned_bytes.values())
+    def owned_bytes(self) -> int:
+        return sum(self.owned_bytes_by_role.values())
 
     @property
     def received_bytes(self) -> int:
         return self.halo_bytes + self.gradient_bytes + self.sum_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Imbalance:
-    """The largest share over the mean; 1 where all are alike, or there is nothing to share."""
-
-    owned: float
-    received: float
-    flops: float
 
 
 def shares(graphs: Sequence[Graph]) -> tuple[Share, ...]:
@@ -66,15 +57,11 @@ def shares(graphs: Sequence[Graph]) -> tuple[Share, ...]:
     return tuple(_share(graphs, at) for at in range(len(graphs)))
 
 
-def imbalance(parts: Sequence[Share]) -> Imbalance:
-    return Imbalance(
-        _spread([p.owned_total for p in parts]), _spread([p.received_bytes for p in parts]),
-        _spread([p.flops for p in parts]),
-    )  # fmt: skip
-
-
-def _spread(numbers: list[int]) -> float:
-    return max(numbers) * len(numbers) / sum(numbers) if any(numbers) else 1.0
+def imbalance(parts: Sequence[Share]) -> dict[str, float]:
+    """The largest share over the mean; 1 where all are alike, or there is nothing to share."""
+    each = {"owned": [p.owned_bytes for p in parts], "received": [p.received_bytes for p in parts]}
+    each["flops"] = [p.flops for p in parts]
+    return {what: max(sizes) * len(sizes) / sum(sizes) if any(sizes) else 1.0 for what, sizes in each.items()}
 
 
 def _share(graphs: Sequence[Graph], at: int) -> Share:
@@ -87,7 +74,7 @@ def _share(graphs: Sequence[Graph], at: int) -> Share:
         held += _bytes(array, boxes.read if boxes.write is None else boxes.read.hull(boxes.write))
     return Share(
         name=graph.name,
-        owned_bytes=dict(have),
+        owned_bytes_by_role=dict(have),
         held_bytes=held,
         halo_bytes=sum(_halos(graphs, at)),
         gradient_bytes=sum(_gradients(graphs, at)),

@@ -69,5 +69,8 @@ class Box(tuple[Interval, ...]):
         sides = [side.split(":") for side in text.split(",")] if text != "-" else []
         return cls(Interval(int(lo), int(hi)) for lo, hi in sides)
 
+    def __str__(self) -> str:
+        return "[" + " ".join(f"{side.lo}:{side.hi}" for side in self) + "]"
+
     def __repr__(self) -> str:
-        return "Box(" + " ".join(f"{side.lo}:{side.hi}" for side in self) + ")"
+        return f"Box({str(self)[1:-1]})"

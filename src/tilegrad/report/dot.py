@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator
 from ..errors import InputError
 from ..ir import Graph
 from ..profile import Profile
-from ..rects import arrays, dists_of, edges, evidence_of, held_of, result_dim
-from ..region import Box
+from ..rects.step import arrays, dists_of, edges, evidence_of, held_of, result_dim, show
 from ..units import format_bytes, format_seconds
 
 LABEL = 120  # characters of a line
@@ -50,26 +49,17 @@ def _rect_lines(graph: Graph) -> Iterator[str]:
     yield '  node [fontname="sans-serif"];'
     for array in arrays(graph):
         held = held_of(array)
-        label = [array.name, f"dim={_sizes(array.type.shape)}", f"read_rect={_rect(held.read)}"]
-        label.append(f"write_rect={'None' if held.write is None else _rect(held.write)}")
+        label = [array.name, f"dim={show(array.type.shape)}", f"read_rect={held.read}", f"write_rect={held.write}"]
         yield f"  {number[array.name]} [shape=box, label={_label(label)}];"
     for node in graph.nodes:
         dim = result_dim(graph, node)
-        label = [node.name, "" if dim is None else f"result_dim={_sizes(dim)}"]
-        label += [f"{key}={_rect(rect)}" for key, rect in dists_of(node).items()]
+        label = [node.name, "" if dim is None else f"result_dim={show(dim)}"]
+        label += [f"{key}={rect}" for key, rect in dists_of(node).items()]
         yield f"  {number[node.name]} [shape=oval, label={_label(label)}];"
         for src, dst, port in edges(graph, node):
             style = ", style=dashed" if evidence_of(node).get(port) == "inferred" else ""
             yield f"  {number[src]} -> {number[dst]} [label={_quote(port)}{style}];"
     yield "}"
-
-
-def _sizes(sizes: Iterable[object]) -> str:
-    return "[" + " ".join(map(str, sizes)) + "]"
-
-
-def _rect(rect: Box) -> str:
-    return _sizes(f"{side.lo}:{side.hi}" for side in rect)
 
 
 def _label(lines: Iterable[str]) -> str:

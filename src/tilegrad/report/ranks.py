@@ -62,7 +62,7 @@ def print_ranks(plan: MeshPlan, console: Console) -> None:
         table.add_row(
             str(a.rank),
             ",".join(map(str, a.coords)),
-            str(plan.owned(source, a.coords)).removeprefix("Box") if source else "",
+            repr(plan.owned(source, a.coords)).removeprefix("Box") if source else "",
             *map(format_bytes, (a.owned_bytes, a.weight_bytes, a.halo_bytes, a.sent_bytes, a.received_bytes)),
             str(a.messages),
             format_rate(a.work_flops, "FLOP"),

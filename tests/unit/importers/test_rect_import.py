@@ -126,8 +126,16 @@ BROKEN: dict[str, tuple[Any, str, str]] = {
     ),
     "twice": (change(_set("arrays", 1, "name", "data.raw_output")), "a second array or operator", "(arrays.1.name)"),
     "both": (change(_set("operators", 0, "name", "L0.W")), "a second array or operator", "(operators.0.name)"),
-    "result_dim": (change(_set("operators", 1, "result_dim", [1])), "the result_dim of 'L0.filter' are", "(operators)"),
-    "other role": (change(_set("arrays", 0, "role", "loss")), "the role of 'data.raw_output' are input", "(arrays)"),
+    "result_dim": (
+        change(_set("operators", 1, "result_dim", [1])),
+        "[1], but the graph has [4, 4, 10, 8]",
+        "(operators.L0.filter.result_dim)",
+    ),
+    "other role": (
+        change(_set("arrays", 0, "role", "loss")),
+        "loss, but the graph has input",
+        "(arrays.data.raw_output.role)",
+    ),
     "evidence attr": (change(_set("operators", 1, "attrs", "evidence", "x")), "said of edges", "attrs.evidence)"),
     "attr": (change(_set("operators", 1, "attrs", "stride", [])), "an attribute must be", "(operators.1.attrs.stride)"),
     "dist": (change(_set("operators", 1, "attrs", "dist_result", 1)), "a rect must be", "attrs.dist_result)"),
@@ -141,8 +149,16 @@ BROKEN: dict[str, tuple[Any, str, str]] = {
     "kinds no object": (change(_set("counts", "by_kind", 3)), "an object must stand here", "(counts.by_kind)"),
     "seen": (change(_set("counts", "edges_seen", 9)), "9, but the graph has None", "(counts.edges_seen)"),
     "totals": (change(_set("totals", "flops_step", 1)), "1, but the graph has", "(totals.flops_step)"),
-    "readers": (change(_set("arrays", 0, "readers", [])), "the readers of 'data.raw_output' are", "(arrays)"),
-    "writers": (change(_set("arrays", 0, "writers", [3])), "the writers of 'data.raw_output' are", "(arrays)"),
+    "readers": (
+        change(_set("arrays", 0, "readers", [])),
+        "[], but the graph has ['L0.filter.grad:input'",
+        "(arrays.data.raw_output.readers)",
+    ),
+    "writers": (
+        change(_set("arrays", 0, "writers", [3])),
+        "[3], but the graph has ['data:raw_data']",
+        "(arrays.data.raw_output.writers)",
+    ),
 }
 
 

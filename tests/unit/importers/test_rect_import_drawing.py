@@ -15,7 +15,8 @@ from tilegrad.importers.rects import Repair, load_drawing, sniff_drawing
 from tilegrad.importers.rects.drawing import LARGEST_FILE
 from tilegrad.importers.rects.drawing_text import fold
 from tilegrad.ir import Graph
-from tilegrad.rects import edges, evidence_of, training_step
+from tilegrad.rects import training_step
+from tilegrad.rects.step import edges, evidence_of
 
 SCAN = Path(__file__).parents[2] / "data" / "rect_drawing.txt"
 TEXT = SCAN.read_text()

@@ -11,7 +11,8 @@ import pytest
 from rect_damage import content
 from tilegrad.errors import FormatError
 from tilegrad.ir import Graph, Held, Input, Kind, Node, TensorType
-from tilegrad.rects import arrays, check_rects, inputs_of, listed, outputs_of, single_assignment, training_step
+from tilegrad.rects import check_rects, training_step
+from tilegrad.rects.step import arrays, inputs_of, listed, outputs_of, single_assignment
 from tilegrad.region import Box
 
 GRAPH = training_step(batch=2, image=(9, 9), channels=1, layers=[(3, 4), (2, 3)], classes=5, workers=(1, 1))[0]

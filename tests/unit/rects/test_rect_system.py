@@ -11,19 +11,8 @@ import pytest
 from rect_player import Player, random_start
 from tilegrad.errors import InputError
 from tilegrad.ir import check_graph, format_graph, parse_graph
-from tilegrad.rects import (
-    Share,
-    arrays,
-    check_rects,
-    dists_of,
-    edges,
-    held_of,
-    imbalance,
-    owned,
-    shares,
-    total,
-    training_step,
-)
+from tilegrad.rects import Share, check_rects, imbalance, shares, total, training_step
+from tilegrad.rects.step import arrays, dists_of, edges, held_of, owned
 from tilegrad.region import Box
 
 SOURCE: dict[str, Any] = {
@@ -100,9 +89,9 @@ def test_traffic_of_the_source_by_hand() -> None:
     assert (first.gradient_bytes, second.gradient_bytes) == (4 * 256 * 64 * 33 * 3,) * 2
     logits = 4 * 256 * 3034
     assert first.sum_bytes + second.sum_bytes == 2 * logits + 2 * 2 * 4  # two workers: 2 * (2 - 1) / 2 of it each
-    assert first.owned_bytes["param"] == 4 * (64 * 81 * 17 * 33 + 64 * 64 * 49 * 14 * 27 + 3034 * 64 * 14 * 27) + (
-        4 * (64 * 17 * 33 + 64 * 14 * 27 + 2)
-    )
+    assert first.owned_bytes_by_role["param"] == 4 * (
+        64 * 81 * 17 * 33 + 64 * 64 * 49 * 14 * 27 + 3034 * 64 * 14 * 27
+    ) + (4 * (64 * 17 * 33 + 64 * 14 * 27 + 2))
     assert first.flops == 2 * 256 * (2 * 64 * 81 * 17 * 33 + 3 * (64 * 64 * 49 + 3034 * 64) * 14 * 27)
 
 
@@ -111,23 +100,24 @@ def test_shares_add_up(workers: tuple[int, int]) -> None:
     graphs = training_step(**SOURCE, workers=workers)
     parts = shares(graphs)
     totals, count = total(graphs[0]), len(parts)
-    assert sum(part.flops for part in parts) == totals.step_flops
-    spread = totals.bytes_by_role["param"] - 4 * 2  # all but the gains, which every worker has
-    assert sum(part.owned_bytes["param"] - 8 for part in parts) == spread
-    assert max(part.owned_bytes["param"] for part in parts) <= 1.35 * spread / count + 8
-    assert all(part.held_bytes >= part.owned_total for part in parts)
+    assert sum(part.flops for part in parts) == totals["flops_step"]
+    spread = totals["bytes_by_role_f32"]["param"] - 4 * 2  # all but the gains, which every worker has
+    assert sum(part.owned_bytes_by_role["param"] - 8 for part in parts) == spread
+    assert max(part.owned_bytes_by_role["param"] for part in parts) <= 1.35 * spread / count + 8
+    assert all(part.held_bytes >= part.owned_bytes for part in parts)
     found = imbalance(parts)
-    assert min(found.owned, found.received, found.flops) >= 1
+    assert min(found.values()) >= 1
     if count == 1:
-        assert parts[0].received_bytes == 0 and parts[0].held_bytes == totals.bytes == parts[0].owned_total
-        assert (found.owned, found.received, found.flops) == (1, 1, 1)
+        assert (
+            parts[0].received_bytes == 0
+            and parts[0].held_bytes == totals["bytes_all_arrays_f32"] == parts[0].owned_bytes
+        )
+        assert found == {"owned": 1, "received": 1, "flops": 1}
 
 
 def test_imbalance_by_hand() -> None:
     parts = [Share("", {"param": n}, n, 0, 0, 0, 10 * n) for n in (1, 2, 3)]
-    assert imbalance(parts).owned == 1.5
-    assert imbalance(parts).received == 1.0
-    assert imbalance(parts).flops == 1.5
+    assert imbalance(parts) == {"owned": 1.5, "received": 1.0, "flops": 1.5}
 
 
 def test_workers_of_different_steps() -> None:

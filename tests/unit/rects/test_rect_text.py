@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from tilegrad.rects import format_rect_json, training_step, with_evidence
+from tilegrad.rects import format_rect_json, training_step
+from tilegrad.rects.step import with_evidence
 from tilegrad.report.dot import format_rects_dot
 
 GRAPHS = training_step(batch=2, image=(9, 8), channels=1, layers=[(3, 4), (2, 3)], classes=5, workers=(2, 1))

@@ -14,8 +14,6 @@ A source prints a `dist_result` that is its array's write_rect; the graph has it
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,10 +22,12 @@ from typing import Any, NamedTuple
 
 from ...errors import FormatError
 from ...ir import Graph, Held, TensorType
-from ...rects import check_rects, is_rect, listed, with_evidence
+from ...rects import check_rects
+from ...rects.step import is_rect, listed, with_evidence
+from ..json_walk import read_text
 from .drawing_edges import find_gain, weigh_edges
 from .drawing_names import FoundName, count_layers, match_names, split_run
-from .drawing_slots import Band, Slot, copies, names_of, place_fields, resolve, template
+from .drawing_slots import Ballot, Band, Slot, copies, names_of, place_fields, template
 from .drawing_text import Label, TextLine, fold, parse_lines
 
 LARGEST_FILE = 1 << 22
@@ -52,27 +52,7 @@ def sniff_drawing(head: bytes) -> bool:
 def load_drawing(path: str | Path) -> tuple[Graph, tuple[Repair, ...]]:
     """The graph of a drawing, and every repair. Raises `FormatError` where it cannot be read."""
     path = Path(path)
-    return _Drawing(_read(path), path.name).graph()
-
-
-def _read(path: Path) -> str:
-    try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise FormatError("it is a folder or a device, not a file", where=str(path))
-        with path.open("rb") as file:
-            raw = file.read(LARGEST_FILE + 1)
-    except FormatError:
-        raise
-    except (OSError, ValueError) as error:  # ValueError: a path that cannot be one
-        reason = getattr(error, "strerror", None) or str(error)
-        raise FormatError(f"the file cannot be read: {reason}", where=str(path)) from None
-    if len(raw) > LARGEST_FILE:
-        raise FormatError(f"a drawing of more than {LARGEST_FILE} bytes", where=path.name)
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise FormatError(f"bytes that are not UTF-8: {error.reason}", where=f"{path.name}:{line}") from None
+    return _Drawing(read_text(path, LARGEST_FILE), path.name).graph()
 
 
 @dataclass
@@ -100,7 +80,7 @@ class _Drawing:
         kinds = copies(layers)
         placed = place_fields(bands, shape, kinds, self.file)
         where = {name: token.line for name, token in nodes.items()}
-        values = resolve(placed, shape, kinds, where, self.file, self.note)
+        values = Ballot(placed, shape, kinds, where, self.file).resolve(self.note)
         found = self.fill(shape, values)
         found = self.with_edges(found, nodes, rows)
         try:

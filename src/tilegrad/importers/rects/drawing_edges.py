@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 from ...errors import FormatError
 from ...ir import Graph
-from ...rects import Edge, Gain, edges, inputs_of
+from ...rects.step import Edge, edges, inputs_of
+from ...rects.system import Gain
 from .drawing_text import Label
 
 

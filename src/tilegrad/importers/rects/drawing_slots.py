@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import permutations
-from typing import Any, Literal
+from typing import Any
 
 from ...errors import FormatError
 from ...ir import Graph, Node
-from ...rects import KINDS, Gain, arrays, dists_of, held_of, outputs_of, result_dim, training_step
+from ...rects import KINDS, training_step
+from ...rects.step import arrays, dists_of, held_of, listed, outputs_of, result_dim, show
+from ...rects.system import Gain
 from ...region import Box
 from .drawing_text import DIM_KEYS, TextField
 
@@ -71,8 +73,7 @@ def copies(layers: int) -> dict[Slot, int]:
     found = {}
     for slot in slots_of(probes[0]):
         values = tuple(_value(graph, slot) for graph in probes)
-        kind: Literal["dim", "rect"] = "dim" if slot[1] in DIM_KEYS else "rect"
-        found[slot] = numbers.setdefault((kind, values), len(numbers))
+        found[slot] = numbers.setdefault((slot[1] in DIM_KEYS, values), len(numbers))
     return found
 
 
@@ -148,139 +149,107 @@ def _votes(placed: dict[Slot, TextField], kinds: dict[Slot, int]) -> dict[int, C
     return votes
 
 
-def resolve(
-    placed: dict[Slot, TextField],
-    graph: Graph,
-    kinds: dict[Slot, int],
-    lines: dict[str, int],
-    file: str,
-    note: Note,
-) -> dict[Slot, Any]:
-    """The value of every slot: dims as tuples, rects as boxes."""
-    rects: dict[int, Box | None] = {}
-    for slot in slots_of(graph):
-        if slot[1] not in DIM_KEYS and kinds[slot] not in rects:
-            rects[kinds[slot]] = _vote_rect(slot, placed, kinds, graph, lines, file)
-    values: dict[Slot, Any] = {slot: rects[kinds[slot]] for slot in slots_of(graph) if slot[1] not in DIM_KEYS}
-    dims: dict[int, tuple[int, ...]] = {}
-    for slot in slots_of(graph):
-        if slot[1] in DIM_KEYS and kinds[slot] not in dims:
-            dims[kinds[slot]] = _vote_dim(slot, placed, kinds, values, lines, file)
-    values |= {slot: dims[kinds[slot]] for slot in slots_of(graph) if slot[1] in DIM_KEYS}
-    for slot, value in values.items():
-        _report(slot, value, placed.get(slot), lines, note)
-    return values
+@dataclass
+class Ballot:
+    """Fields in their slots, and the copies among them."""
 
+    placed: dict[Slot, TextField]
+    graph: Graph
+    kinds: dict[Slot, int]
+    lines: dict[str, int]  # of every node that is found
+    file: str
 
-def _vote_rect(
-    slot: Slot,
-    placed: dict[Slot, TextField],
-    kinds: dict[Slot, int],
-    graph: Graph,
-    lines: dict[str, int],
-    file: str,
-) -> Box | None:
-    same = [other for other in kinds if kinds[other] == kinds[slot] and other in placed]
-    where = f"{file}:{lines[slot[0]]}"
-    none = _value(graph, slot) is None
-    votes: Counter[tuple[tuple[int, ...], tuple[int, ...]]] = Counter()
-    for other in same:
-        found = placed[other]
-        if none != (found.end is None):
-            what = f"'{found.raw[:60]}': {other[0]} must {'not ' if none else ''}have a {other[1]}"
-            raise FormatError(what, where=f"{file}:{found.line}")
-        if found.begin and found.end and len(found.begin) == len(found.end):
-            votes[found.begin, found.end] += 1
-    if none:
-        return None
-    begin, end = _winner(votes, slot, where)
-    if any(lo > hi for lo, hi in zip(begin, end, strict=True)):
-        raise FormatError(f"{slot[1]} of {slot[0]} runs backward", where=where)
-    return Box(zip(begin, end, strict=True))
+    def resolve(self, note: Note) -> dict[Slot, Any]:
+        """The value of every slot: dims as tuples, rects as boxes."""
+        values: dict[Slot, Any] = {}
+        for dims in (False, True):  # rects tell the ranks of dims
+            found: dict[int, Any] = {}
+            for slot in slots_of(self.graph):
+                if (slot[1] in DIM_KEYS) is dims:
+                    kind = self.kinds[slot]
+                    if kind not in found:
+                        same = [other for other in self.kinds if self.kinds[other] == kind]
+                        found[kind] = self.dim(slot, same, values) if dims else self.rect(slot, same)
+                    values[slot] = found[kind]
+        for slot, value in values.items():
+            self.report(slot, value, note)
+        return values
 
+    def error(self, slot: Slot, what: str, hint: str | None = None) -> FormatError:
+        return FormatError(f"{slot[1]} of {slot[0]} {what}", where=f"{self.file}:{self.lines[slot[0]]}", hint=hint)
 
-def _winner(votes: Counter[Any], slot: Slot, where: str) -> Any:
-    """What most copies say. A copy that says something quite different is no slip of the scanner."""
-    ranked = votes.most_common()
-    if not ranked:
-        raise FormatError(
-            f"{slot[1]} of {slot[0]} cannot be read, nor any copy of it", where=where, hint="scan it again"
+    def rect(self, slot: Slot, same: list[Slot]) -> Box | None:
+        none = _value(self.graph, slot) is None
+        votes: Counter[Any] = Counter()
+        for other in same:
+            if (found := self.placed.get(other)) is None:
+                continue
+            if none != (found.end is None):
+                what = f"'{found.raw[:60]}': {other[0]} must {'not ' if none else ''}have a {other[1]}"
+                raise FormatError(what, where=f"{self.file}:{found.line}")
+            if found.begin and found.end and len(found.begin) == len(found.end):
+                votes[found.begin, found.end] += 1
+        if none:
+            return None
+        box = Box(zip(*self.winner(votes, slot), strict=True))
+        if any(lo > hi for lo, hi in box):
+            raise self.error(slot, "runs backward")
+        return box
+
+    def dim(self, slot: Slot, same: list[Slot], values: dict[Slot, Any]) -> tuple[int, ...]:
+        rects = [values.get((name, key)) for name, _ in same for key in ("read_rect", "write_rect")]
+        ends = [tuple(side.hi for side in rect) for rect in rects if rect is not None]
+        votes: Counter[Any] = Counter()
+        for found in (self.placed[other] for other in same if other in self.placed):
+            if not found.end:
+                continue
+            by_digits = next((end for end in ends if "".join(map(str, end)) == found.digits), None)
+            if not ends or len(found.end) in map(len, ends):
+                votes[found.end] += 1
+            elif by_digits is not None:  # spaces are lost, but the digits are those of a rect
+                votes[by_digits] += 1
+        if not votes and ends:
+            votes[max(ends)] += 1
+        dim: tuple[int, ...] = self.winner(votes, slot)
+        for end in ends:
+            if len(end) != len(dim) or any(hi > n for hi, n in zip(end, dim, strict=True)):
+                raise self.error(slot, f"is {list(dim)}, but a rect of it ends at {list(end)}")
+        return dim
+
+    def winner(self, votes: Counter[Any], slot: Slot) -> Any:
+        """What most copies say. A copy that says something quite different is no slip of the scanner."""
+        if not votes:
+            raise self.error(slot, "cannot be read, nor any copy of it", "scan it again")
+        (best, most), *others = votes.most_common()
+        for other, times in others:
+            if times == most or _differ(best, other) > 1:
+                raise self.error(slot, f"is {_flat(best)} and also {_flat(other)}")
+        return best
+
+    def report(self, slot: Slot, value: Any, note: Note) -> None:
+        name, key = slot
+        if value is None:
+            return
+        rect, found = listed(value) if isinstance(value, Box) else None, self.placed.get(slot)
+        shown = f"{key}={show(value) if rect is None else ' to '.join(map(show, rect))}"
+        if found is None:
+            note(self.lines[name], "", shown, f"{name}: not found; taken from its copies and rects")
+            return
+        value, read = (
+            (list(value), list(found.end or ())) if rect is None else map(_flat, (rect, (found.begin, found.end)))
         )
-    best = ranked[0][0]
-    for other, times in ranked[1:]:
-        if times == ranked[0][1] or _differ(best, other) > 1:
-            raise FormatError(f"{slot[1]} of {slot[0]} is {_flat(best)} and also {_flat(other)}", where=where)
-    return best
+        if value != read:
+            alike = "".join(map(str, value)) == "".join(map(str, read))
+            why = "spaces are lost: the digits are those of its rects" if alike else "its copies and rects say so"
+            note(found.line, found.raw, shown, f"{name}: {why}")
+        elif found.letters:
+            note(found.line, found.raw, shown, f"{name}: letters among digits")
 
 
 def _flat(value: Any) -> list[int]:
-    return [*value[0], *value[1]] if isinstance(value[0], tuple) else list(value)
+    return list(value) if isinstance(value[0], int) else [*value[0], *value[1]]
 
 
 def _differ(one: Any, other: Any) -> int:
     a, b = _flat(one), _flat(other)
     return sum(x != y for x, y in zip(a, b, strict=True)) if len(a) == len(b) else max(len(a), len(b))
-
-
-def _vote_dim(
-    slot: Slot,
-    placed: dict[Slot, TextField],
-    kinds: dict[Slot, int],
-    values: dict[Slot, Any],
-    lines: dict[str, int],
-    file: str,
-) -> tuple[int, ...]:
-    same = [other for other in kinds if kinds[other] == kinds[slot]]
-    ends = [tuple(side.hi for side in rect) for name, _ in same for rect in _rects(name, values)]
-    ranks = {len(end) for end in ends}
-    votes: Counter[tuple[int, ...]] = Counter()
-    for other in same:
-        found = placed.get(other)
-        if found is None or not found.end:
-            continue
-        by_digits = next((end for end in ends if "".join(map(str, end)) == found.digits), None)
-        if not ranks or len(found.end) in ranks:
-            votes[found.end] += 1
-        elif by_digits is not None:  # spaces are lost, but the digits are those of a rect
-            votes[by_digits] += 1
-    where = f"{file}:{lines[slot[0]]}"
-    if not votes and ends:
-        votes[max(ends)] += 1
-    dim: tuple[int, ...] = _winner(votes, slot, where)
-    for end in ends:
-        if len(end) != len(dim) or any(hi > n for hi, n in zip(end, dim, strict=True)):
-            raise FormatError(
-                f"{slot[1]} of {slot[0]} is {list(dim)}, but a rect of it ends at {list(end)}", where=where
-            )
-    return dim
-
-
-def _rects(name: str, values: dict[Slot, Any]) -> Iterator[Box]:
-    """The rects of an array, which tell its rank."""
-    for key in ("read_rect", "write_rect"):
-        if (rect := values.get((name, key))) is not None:
-            yield rect
-
-
-def _report(slot: Slot, value: Any, found: TextField | None, lines: dict[str, int], note: Note) -> None:
-    if value is None:
-        return
-    shown = f"{slot[1]}={show(value)}"
-    if found is None:
-        note(lines[slot[0]], "", shown, f"{slot[0]}: not found; taken from its copies and rects")
-        return
-    read: Any = found.end
-    if isinstance(value, Box):
-        value, read = _flat((tuple(s.lo for s in value), tuple(s.hi for s in value))), _flat((found.begin, found.end))
-    if list(value) != list(read):
-        alike = "".join(map(str, value)) == "".join(map(str, read))
-        why = "spaces are lost: the digits are those of its rects" if alike else "its copies and rects say so"
-        note(found.line, found.raw, shown, f"{slot[0]}: {why}")
-    elif found.letters:
-        note(found.line, found.raw, shown, f"{slot[0]}: letters among digits")
-
-
-def show(value: Any) -> str:
-    if isinstance(value, Box):
-        return f"[{' '.join(str(s.lo) for s in value)}] to [{' '.join(str(s.hi) for s in value)}]"
-    return f"[{' '.join(map(str, value))}]"

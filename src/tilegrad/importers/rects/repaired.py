@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from math import isfinite
 from pathlib import Path
 from types import MappingProxyType
@@ -22,19 +22,8 @@ from typing import Any, NoReturn
 
 from ...errors import FormatError
 from ...ir import Graph, Input, Kind, Node, Value
-from ...rects import (
-    KINDS,
-    ROLES,
-    Edge,
-    check_rects,
-    edges,
-    format_rect_json,
-    is_rect,
-    listed,
-    make_array,
-    single_assignment,
-    with_evidence,
-)
+from ...rects import KINDS, check_rects, format_rect_json
+from ...rects.step import ROLES, Edge, edges, is_rect, make_array, single_assignment, with_evidence
 from ...region import Box
 from ..json_walk import JsonWalk, Progress, open_json
 
@@ -97,7 +86,7 @@ def _name(walk: JsonWalk, raw: dict[str, Any], names: dict[str, dict[str, Any]])
     name = _text(walk, raw["name"], ("name",))
     if name in names:
         walk.fail(f"a second array or operator called '{name[:80]}'", inside=("name",))
-    names[name] = {key: raw[key] for key in _SAID if raw.get(key) is not None}
+    names[name] = {key: _in_order(raw[key]) for key in _SAID if raw.get(key) is not None}
     return name
 
 
@@ -120,15 +109,12 @@ def _operator(walk: JsonWalk, raw: Any, names: dict[str, dict[str, Any]]) -> Nod
     inputs, outputs = (_ports(walk, raw[key], key) for key in ("inputs", "outputs"))
     if not set(kind.outputs) - set(kind.optional) <= set(outputs) <= set(kind.outputs):
         walk.fail(f"the outputs of a {op} are {', '.join(kind.outputs) or 'none'}", inside=("outputs",))
-    attrs: dict[str, Any] = {}
-    given = raw.get("attrs", {})
-    _object(walk, given, (), ("attrs",))
-    for key, value in given.items():
-        inside = ("attrs", key)
-        plain = None if is_rect(key) else _plain(walk, value, inside)
-        attrs[_text(walk, key, ("attrs",))] = listed(_rect(walk, value, inside)) if is_rect(key) else plain
-    if "evidence" in attrs:
-        walk.fail("evidence is said of edges", inside=("attrs", "evidence"))
+    attrs = raw.get("attrs", {})
+    _object(walk, attrs, (), ("attrs",))
+    for key, value in attrs.items():
+        if key == "evidence":
+            walk.fail("evidence is said of edges", inside=("attrs", key))
+        (_rect if is_rect(key) else _plain)(walk, value, ("attrs", _text(walk, key, ("attrs",))))
     reads = tuple(Input(port, array) for port, array in inputs.items())
     writes = tuple(outputs[port] for port in kind.outputs if port in outputs)
     return Node(name, op, reads, writes, MappingProxyType(attrs))
@@ -161,14 +147,11 @@ def _text(walk: JsonWalk, raw: Any, inside: tuple[str, ...]) -> str:
     return raw
 
 
-def _plain(walk: JsonWalk, raw: Any, inside: tuple[str, ...]) -> Any:
-    if raw is None or isinstance(raw, bool):
-        return raw
+def _plain(walk: JsonWalk, raw: Any, inside: tuple[str, ...]) -> None:
     if isinstance(raw, str):
-        return _text(walk, raw, inside)
-    if not isinstance(raw, int | float) or not isfinite(raw) or abs(raw) > 2**62:
+        _text(walk, raw, inside)
+    elif raw is not None and (not isinstance(raw, int | float) or not isfinite(raw) or abs(raw) > 2**62):
         walk.fail("an attribute must be a text, a number, true, false or null", inside=inside)
-    return raw
 
 
 def _numbers(walk: JsonWalk, raw: Any, inside: tuple[str | int, ...]) -> tuple[int, ...]:
@@ -189,7 +172,7 @@ def _rect(walk: JsonWalk, raw: Any, inside: tuple[str, ...]) -> Box:
     return Box(zip(begin, end, strict=True))
 
 
-def _check_said(graph: Graph, said: Mapping[str, Any], names: dict[str, dict[str, Any]], file: str) -> None:
+def _check_said(graph: Graph, said: dict[str, Any], names: dict[str, dict[str, Any]], file: str) -> None:
     """What the file says of the graph must be so."""
     if "edges" in said:
         wrong = Counter(edges(graph))
@@ -200,22 +183,15 @@ def _check_said(graph: Graph, said: Mapping[str, Any], names: dict[str, dict[str
                 _contradicted(f"the edge {src} {port} {dst} {what}", f"{file} (edges)")
     ours = json.loads(format_rect_json(graph))
     for part in ("arrays", "operators"):
-        for one in ours[part]:
-            for key, found in names[one["name"]].items():
-                if key in one and _sorted(found) != _sorted(one[key]):
-                    what = f"the {key} of '{one['name'][:80]}' are {_joined(one[key])[:200] or 'none'}"
-                    _contradicted(what, f"{file} ({part})")
-    for part in ("counts", "totals"):
+        ours[part] = {one["name"]: {key: _in_order(one[key]) for key in _SAID if key in one} for one in ours[part]}
+        said[part] = {name: names[name] for name in ours[part]}
+    for part in ("counts", "totals", "arrays", "operators"):
         _check_part(ours[part], said.get(part, {}), f"{file} ({part}")
 
 
-def _sorted(found: Any) -> Any:
-    """In whatever order users are listed."""
+def _in_order(found: Any) -> Any:
+    """Users in whatever order they are listed."""
     return sorted(found) if isinstance(found, list) and all(isinstance(item, str) for item in found) else found
-
-
-def _joined(found: Any) -> str:
-    return ", ".join(map(str, found)) if isinstance(found, list) else str(found)
 
 
 def _check_part(ours: Any, found: Any, where: str) -> None:
