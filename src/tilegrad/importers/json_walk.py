@@ -28,19 +28,17 @@ import gzip
 import json
 import os
 import re
-import stat
-import zlib
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from ..errors import FormatError
+from .head import open_content
 
 LARGEST = 2**30  # bytes of a text that is read at once, after decompression
 LARGEST_FILE = 2**32  # bytes of a text that is walked
 LARGEST_VALUE = 2**28
 _PIECE = 1 << 20
-_GZIP = b"\x1f\x8b"
 _SPACE = re.compile(r"[ \t\n\r]*").match
 _SHOWN = 60  # characters of a key in a message
 _GOES_ON = 2  # a number that ends so close to the end of the window may go on: "1.5" may be "1.5e-3"
@@ -70,20 +68,10 @@ def _reported(path: Path, progress: Progress | None) -> Iterator[str]:
 def _pieces(path: Path, largest: int) -> Iterator[tuple[str, int, int]]:
     """The text of a file, piece by piece, each with the bytes of the file read so far and in all. The file is closed at
     the end, and where the iterator is given up."""
-    try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise FormatError("it is a folder or a device, not a file", where=str(path))
-        with open(path, "rb") as raw:
-            total = os.fstat(raw.fileno()).st_size
-            packed = raw.read(2) == _GZIP
-            raw.seek(0)
-            for piece in _decoded(gzip.GzipFile(fileobj=raw) if packed else raw, path.name, largest):
-                yield piece, min(raw.tell(), total), total
-    except FormatError:
-        raise
-    except (OSError, EOFError, zlib.error, ValueError) as error:  # BadGzipFile is an OSError; ValueError: NUL in a path
-        reason = getattr(error, "strerror", None) or str(error)
-        raise FormatError(f"the file cannot be read: {reason}", where=str(path)) from None
+    with open_content(path) as (raw, content):
+        total = os.fstat(raw.fileno()).st_size
+        for piece in _decoded(content, path.name, largest):
+            yield piece, min(raw.tell(), total), total
 
 
 def _decoded(file: BinaryIO | gzip.GzipFile, name: str, largest: int) -> Iterator[str]:
