@@ -16,7 +16,6 @@ from tilegrad.rects.step import (
     arrays,
     dists_of,
     edges,
-    evidence_of,
     held_of,
     inputs_of,
     outputs_of,
@@ -107,7 +106,7 @@ def test_readers_and_writers(graph: Graph) -> None:
 @pytest.mark.parametrize("name", ["repaired", "scan"])
 def test_evidence(name: str) -> None:
     graph = GRAPHS[name]()
-    found = {edge: evidence_of(node)[edge[2]] for node in graph.nodes for edge in edges(graph, node)}
+    found = {edge: node.attrs["evidence"][edge[2]] for node in graph.nodes for edge in edges(graph, node)}
     assert found == {(e["src"], e["dst"], e["port"]): e["evidence"] for e in GOLDEN["edges"]}
     how = list(found.values())
     assert [how.count(h) for h in ("seen", "counted", "inferred")] == [68, 24, 8]

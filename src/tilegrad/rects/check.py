@@ -43,17 +43,15 @@ def _ports(graph: Graph) -> Iterator[Problem]:
         if (kind := KINDS.get(node.op)) is None:
             yield node.name, f"the kind '{node.op[:80]}' is not known"
             continue
-        have = [i.arg for i in node.inputs if i.role is not Role.SUM]
-        extra = len(node.outputs) - (node.op == "update")
-        for ports, wanted in ((have, kind.inputs), (kind.outputs[: max(extra, 0)], kind.outputs)):
-            for port in wanted:
-                if port not in ports and port not in kind.optional:
-                    yield node.name, f"a {node.op} has a port '{port}', this has not"
-        for port in have:
-            if port not in kind.inputs or have.count(port) > 1:
+        have = Counter(i.arg for i in node.inputs if i.role is not Role.SUM)
+        for port in (*kind.inputs, *kind.outputs):
+            if port not in have and port not in outputs_of(graph, node) and port not in kind.optional:
+                yield node.name, f"a {node.op} has a port '{port}', this has not"
+        for port, times in have.items():
+            if port not in kind.inputs or times > 1:
                 yield node.name, f"a {node.op} has no port '{port[:80]}', or one"
-        if extra > len(kind.outputs):
-            yield node.name, f"a {node.op} has {len(kind.outputs)} outputs, this has {extra}"
+        if len(node.outputs) > (most := len(kind.outputs) + (node.op == "update")):
+            yield node.name, f"a {node.op} has {most} outputs, this has {len(node.outputs)}"
         for key in dists_of(node):
             if key not in kind.dists:
                 yield node.name, f"a {node.op} has no '{key[:80]}'"

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..ir import Graph, Node
 from .kinds import KINDS
-from .step import arrays, edges, evidence_of, held_of, inputs_of, listed, outputs_of, result_dim, role_of
+from .step import arrays, edges, held_of, inputs_of, listed, outputs_of, result_dim, role_of
 from .totals import count_kinds, total
 
 _LEGEND = {
@@ -65,7 +65,7 @@ def _lines(document: dict[str, Any]) -> str:
 def _counts(graph: Graph) -> dict[str, Any]:
     counts: dict[str, Any] = {"arrays": len(arrays(graph)), "operators": len(graph.nodes)}
     counts |= {"edges": len(list(edges(graph))), "by_kind": count_kinds(graph)}
-    how = Counter(how for node in graph.nodes for how in evidence_of(node).values())
+    how = Counter(how for node in graph.nodes for how in node.attrs.get("evidence", {}).values())
     return counts | {f"edges_{name}": times for name, times in sorted(how.items())}
 
 
@@ -82,5 +82,5 @@ def _operator(graph: Graph, node: Node) -> dict[str, Any]:
 
 def _edges(graph: Graph, node: Node) -> Iterator[dict[str, str]]:
     for src, dst, port in edges(graph, node):
-        how = evidence_of(node).get(port)
+        how = node.attrs.get("evidence", {}).get(port)
         yield {"src": src, "dst": dst, "port": port} | ({} if how is None else {"evidence": how})

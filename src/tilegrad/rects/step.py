@@ -28,7 +28,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
-from heapq import heappop, heappush
 from types import MappingProxyType
 from typing import Any
 
@@ -37,7 +36,6 @@ from ..region import Box
 from .kinds import KINDS
 
 ROLES = ("input", "param", "activation", "grad", "loss", "metric")  # what an array is for
-_PHASES = list(Phase)
 _MADE = {
     ("source", "raw_data"): "input", ("source", "labels"): "input", ("softmax_cross_entropy", "output"): "loss",
     ("evaluate", "output"): "metric",
@@ -89,11 +87,6 @@ def with_evidence(graph: Graph, evidence: dict[Edge, str]) -> Graph:
         attrs = MappingProxyType({**node.attrs, "evidence": found})
         nodes.append(replace(node, attrs=attrs) if found else node)
     return replace(graph, nodes=tuple(nodes))
-
-
-def evidence_of(node: Node) -> dict[str, str]:
-    found: dict[str, str] = node.attrs.get("evidence", {})
-    return found
 
 
 def role_of(graph: Graph, array: Value) -> str:
@@ -194,8 +187,8 @@ def _phase(op: str) -> Phase:
 
 
 def _in_order(operators: Sequence[Node]) -> Sequence[Node]:
-    """An order in which operators can run, as near to the given one as can be: what reads an array waits for all that
-    write it, what adds to one waits until it is zero. Where they wait for each other, the given one."""
+    """An order in which operators can run: what reads an array waits for all that write it, what adds to one waits
+    until it is zero. Where they wait for each other, the given order."""
     sorter = TopologicalSorter[Any]()  # of places, and of arrays between them
     for at, op in enumerate(operators):
         zero = op.op == "set_zero"
@@ -204,20 +197,7 @@ def _in_order(operators: Sequence[Node]) -> Sequence[Node]:
             sorter.add(out, at)
             sorter.add(("zero", out), *((at,) if zero else ()))
     try:
-        sorter.prepare()
+        found = [operators[key] for key in sorter.static_order() if isinstance(key, int)]
     except CycleError:
         return operators
-    ready: list[tuple[int, int]] = []
-    found: list[Node] = []
-    while True:
-        while fresh := sorter.get_ready():
-            for key in fresh:
-                if isinstance(key, int):
-                    heappush(ready, (_PHASES.index(_phase(operators[key].op)), key))
-                else:
-                    sorter.done(key)
-        if not ready:
-            return found
-        at = heappop(ready)[1]
-        found.append(operators[at])
-        sorter.done(at)
+    return sorted(found, key=lambda op: list(Phase).index(_phase(op.op)))

@@ -91,20 +91,18 @@ def _halos(graphs: Sequence[Graph], at: int) -> Iterator[int]:
     for node in graphs[at].nodes:
         if node.op == "locally_connected":
             array, need = inputs_of(graphs[at], node)["input"], dists_of(node)["dist_input"]
-            for other, graph in enumerate(graphs):
-                wrote = held_of(graph.value[array.name]).write
-                if other != at and wrote is not None:
-                    yield _bytes(array, need.meet(wrote))
+            for other in (*graphs[:at], *graphs[at + 1 :]):
+                held = held_of(other.value[array.name])
+                yield _bytes(array, need.meet(held.write or held.read))
 
 
 def _gradients(graphs: Sequence[Graph], at: int) -> Iterator[int]:
     for node in graphs[at].nodes:
         array = outputs_of(graphs[at], node).get("input.delta")
         if node.op == "locally_connected_grad" and array is not None:
-            for other, graph in enumerate(graphs):
-                added = dists_of(graph.node[node.name])["dist_input"]
-                if other != at:
-                    yield _bytes(array, added.meet(held_of(array).read))
+            for other in (*graphs[:at], *graphs[at + 1 :]):
+                added = dists_of(other.node[node.name])["dist_input"]
+                yield _bytes(array, added.meet(held_of(array).read))
 
 
 def _sums(graphs: Sequence[Graph], at: int) -> Iterator[int]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from ..errors import InputError
 from ..ir import Graph
 from ..profile import Profile
-from ..rects.step import arrays, dists_of, edges, evidence_of, held_of, result_dim, show
+from ..rects.step import arrays, dists_of, edges, held_of, result_dim, show
 from ..units import format_bytes, format_seconds
 
 LABEL = 120  # characters of a line
@@ -57,7 +57,7 @@ def _rect_lines(graph: Graph) -> Iterator[str]:
         label += [f"{key}={rect}" for key, rect in dists_of(node).items()]
         yield f"  {number[node.name]} [shape=oval, label={_label(label)}];"
         for src, dst, port in edges(graph, node):
-            style = ", style=dashed" if evidence_of(node).get(port) == "inferred" else ""
+            style = ", style=dashed" if node.attrs.get("evidence", {}).get(port) == "inferred" else ""
             yield f"  {number[src]} -> {number[dst]} [label={_quote(port)}{style}];"
     yield "}"
 

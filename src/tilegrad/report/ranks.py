@@ -9,7 +9,6 @@ from rich.table import Table
 
 from ..planners.ranks.account import Account, imbalance, make_accounts
 from ..planners.ranks.plan import MeshPlan
-from ..region import Box
 from ..units import format_bytes, format_rate
 
 
@@ -35,17 +34,8 @@ def ranks_json(plan: MeshPlan) -> dict[str, Any]:
 
 def _boxes(plan: MeshPlan, account: Account) -> dict[str, Any]:
     """Of inputs and outputs: what a worker owns, and what it reads."""
-    found = {}
-    for name in dict.fromkeys((*plan.graph.inputs, *plan.graph.outputs)):
-        found[name] = {
-            "owned": _sides(plan.owned(name, account.coords)),
-            "read": _sides(plan.needed(name, account.coords)),
-        }
-    return found
-
-
-def _sides(box: Box) -> list[list[int]]:
-    return [list(side) for side in box]
+    names = dict.fromkeys((*plan.graph.inputs, *plan.graph.outputs))
+    return {n: {"owned": plan.owned(n, account.coords), "read": plan.needed(n, account.coords)} for n in names}
 
 
 def print_ranks(plan: MeshPlan, console: Console) -> None:

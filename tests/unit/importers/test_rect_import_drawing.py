@@ -16,7 +16,7 @@ from tilegrad.importers.rects.drawing import LARGEST_FILE
 from tilegrad.importers.rects.drawing_text import fold
 from tilegrad.ir import Graph
 from tilegrad.rects import training_step
-from tilegrad.rects.step import edges, evidence_of
+from tilegrad.rects.step import edges
 
 SCAN = Path(__file__).parents[2] / "data" / "rect_drawing.txt"
 TEXT = SCAN.read_text()
@@ -43,7 +43,7 @@ def test_clean_drawings_need_no_repair(tmp_path: Path, layers: Any, workers: tup
         assert content(found) == content(graph)
         assert repairs == ()
         for node in found.nodes:
-            assert evidence_of(node) == {port: "seen" for _, _, port in edges(found, node)}
+            assert node.attrs["evidence"] == {port: "seen" for _, _, port in edges(found, node)}
 
 
 @pytest.mark.parametrize("seed", range(4))

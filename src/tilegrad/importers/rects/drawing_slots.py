@@ -101,7 +101,11 @@ def place_fields(bands: Sequence[Band], graph: Graph, kinds: dict[Slot, int], fi
     wanted = set(slots_of(graph))
     placed: dict[Slot, TextField] = {}
     for _ in range(2):
-        believed = {kind: votes.most_common(1)[0][0] for kind, votes in _votes(placed, kinds).items()}
+        votes: dict[int, Counter[Any]] = {}
+        for slot, read in placed.items():
+            if read.end:
+                votes.setdefault(kinds[slot], Counter())[read.begin, read.end] += 1
+        believed = {kind: "".join(map(str, count.most_common(1)[0][0][1])) for kind, count in votes.items()}
         again: dict[Slot, TextField] = {}
         for band in bands:
             for key in dict.fromkeys(f.key for f in band.fields):
@@ -119,7 +123,7 @@ def place_fields(bands: Sequence[Band], graph: Graph, kinds: dict[Slot, int], fi
     return placed
 
 
-def _order(fields: list[TextField], goal: list[Any], first: list[TextField | None]) -> list[TextField | None]:
+def _order(fields: list[TextField], goal: list[str | None], first: list[TextField | None]) -> list[TextField | None]:
     """Fields in the order of the nodes, which is that of the text unless another fits better."""
     padded: list[TextField | None] = [*fields, *([None] * (len(goal) - len(fields)))]
     if len(goal) > _MOST_SIDE_BY_SIDE:
@@ -127,26 +131,13 @@ def _order(fields: list[TextField], goal: list[Any], first: list[TextField | Non
 
     def score(order: Iterable[TextField | None]) -> int:
         points = 0
-        for found, value, size in zip(order, goal, first, strict=True):
+        for found, digits, size in zip(order, goal, first, strict=True):
             if found is not None:
-                points += 2 * (value is not None and _digits(value) == found.digits)
+                points += 2 * (digits == found.digits)
                 points += size is not None and size.digits == found.digits
         return points
 
     return list(max(permutations(padded), key=score))  # the first of the best
-
-
-def _digits(value: Any) -> str:
-    return "".join(map(str, value[-1] if isinstance(value[0], tuple) else value))
-
-
-def _votes(placed: dict[Slot, TextField], kinds: dict[Slot, int]) -> dict[int, Counter[Any]]:
-    votes: dict[int, Counter[Any]] = {}
-    for slot, found in placed.items():
-        if found.end:
-            value = found.end if found.begin is None else (found.begin, found.end)
-            votes.setdefault(kinds[slot], Counter())[value] += 1
-    return votes
 
 
 @dataclass
@@ -189,14 +180,9 @@ class Ballot:
                 raise FormatError(what, where=f"{self.file}:{found.line}")
             if found.begin and found.end and len(found.begin) == len(found.end):
                 votes[found.begin, found.end] += 1
-        if none:
-            return None
-        box = Box(zip(*self.winner(votes, slot), strict=True))
-        if any(lo > hi for lo, hi in box):
-            raise self.error(slot, "runs backward")
-        return box
+        return None if none else Box(zip(*self.winner(votes, slot), strict=True))
 
-    def dim(self, slot: Slot, same: list[Slot], values: dict[Slot, Any]) -> tuple[int, ...]:
+    def dim(self, slot: Slot, same: list[Slot], values: dict[Slot, Any]) -> Any:
         rects = [values.get((name, key)) for name, _ in same for key in ("read_rect", "write_rect")]
         ends = [tuple(side.hi for side in rect) for rect in rects if rect is not None]
         votes: Counter[Any] = Counter()
@@ -210,11 +196,7 @@ class Ballot:
                 votes[by_digits] += 1
         if not votes and ends:
             votes[max(ends)] += 1
-        dim: tuple[int, ...] = self.winner(votes, slot)
-        for end in ends:
-            if len(end) != len(dim) or any(hi > n for hi, n in zip(end, dim, strict=True)):
-                raise self.error(slot, f"is {list(dim)}, but a rect of it ends at {list(end)}")
-        return dim
+        return self.winner(votes, slot)
 
     def winner(self, votes: Counter[Any], slot: Slot) -> Any:
         """What most copies say. A copy that says something quite different is no slip of the scanner."""
