@@ -60,9 +60,8 @@ def _array(array: Value) -> Iterator[str]:
 
 def _operator(node: Node, graph: Graph) -> Iterator[str]:
     yield node.name
-    dim = result_dim(graph, node)
-    if dim is not None and node.op != "linear":
-        yield f"result_dim={_dim(dim)}"
+    if node.op not in ("linear", "linear_grad"):
+        yield f"result_dim={_dim(result_dim(graph, node))}"
     for key, rect in dists_of(node).items():
         yield f"{key}={_rect(rect)}"
     if node.op == "source":

@@ -73,8 +73,8 @@ def _operator(graph: Graph, node: Node) -> dict[str, Any]:
     found: dict[str, Any] = {"name": node.name, "kind": node.op}
     for key, ports in (("inputs", inputs_of(graph, node)), ("outputs", outputs_of(graph, node))):
         found[key] = {port: array.name for port, array in ports.items()}
-    if (dim := result_dim(graph, node)) is not None:
-        found["result_dim"] = list(dim)
+    if node.op != "linear_grad":  # its own is not printed
+        found["result_dim"] = list(result_dim(graph, node))
     if attrs := {key: value for key, value in node.attrs.items() if key != "evidence"}:
         found["attrs"] = attrs
     return found | {"math": KINDS[node.op].math}

@@ -123,12 +123,12 @@ def listed(box: Box | None) -> list[list[int]] | None:
     return None if box is None else [[side.lo for side in box], [side.hi for side in box]]
 
 
-def result_dim(graph: Graph, node: Node) -> tuple[int, ...] | None:
-    """As it is printed: the gradient of the classifier has none, what makes no array makes one number."""
+def result_dim(graph: Graph, node: Node) -> tuple[int, ...]:
+    """Of what an operator makes, or of what its gradient is made from; what makes no array makes one number."""
     special = {"source": "raw_data", "update": "params"}
     port = special.get(node.op, "output.delta" if node.op.endswith("_grad") else "output")
     made = {**outputs_of(graph, node), **inputs_of(graph, node)}.get(port)
-    return None if node.op == "linear_grad" else made.type.shape if made is not None else (1,)
+    return made.type.shape if made is not None else (1,)
 
 
 def part_of(graph: Graph, node: Node, key: str) -> tuple[Value, bool]:

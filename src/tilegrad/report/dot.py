@@ -52,8 +52,7 @@ def _rect_lines(graph: Graph) -> Iterator[str]:
         label = [array.name, f"dim={show(array.type.shape)}", f"read_rect={held.read}", f"write_rect={held.write}"]
         yield f"  {number[array.name]} [shape=box, label={_label(label)}];"
     for node in graph.nodes:
-        dim = result_dim(graph, node)
-        label = [node.name, "" if dim is None else f"result_dim={show(dim)}"]
+        label = [node.name, "" if node.op == "linear_grad" else f"result_dim={show(result_dim(graph, node))}"]
         label += [f"{key}={rect}" for key, rect in dists_of(node).items()]
         yield f"  {number[node.name]} [shape=oval, label={_label(label)}];"
         for src, dst, port in edges(graph, node):

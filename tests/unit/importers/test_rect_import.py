@@ -126,6 +126,11 @@ BROKEN: dict[str, tuple[Any, str, str]] = {
     ),
     "twice": (change(_set("arrays", 1, "name", "data.raw_output")), "a second array or operator", "(arrays.1.name)"),
     "both": (change(_set("operators", 0, "name", "L0.W")), "a second array or operator", "(operators.0.name)"),
+    "result_dim of none": (
+        change(lambda d: next(o for o in d["operators"] if o["kind"] == "linear_grad").update(result_dim=[9])),
+        "[9], but the graph has [4, 5, 1, 1]",
+        "(operators.classifier.linear1.grad.result_dim)",
+    ),
     "result_dim": (
         change(_set("operators", 1, "result_dim", [1])),
         "[1], but the graph has [4, 4, 10, 8]",

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from ...errors import FormatError
 from ...ir import Graph, Input, Kind, Node, Value
 from ...rects import KINDS, check_rects, format_rect_json
-from ...rects.step import ROLES, Edge, edges, is_rect, make_array, single_assignment, with_evidence
+from ...rects.step import ROLES, Edge, edges, is_rect, make_array, result_dim, single_assignment, with_evidence
 from ...region import Box
 from ..json_walk import JsonWalk, Progress, open_json
 
@@ -32,7 +32,7 @@ _HEAD = re.compile(rb'\s*\{\s*"(?:source|name|arrays|legend|counts)"\s*:')
 _MARK = re.compile(rb'"(?:read_rect|write_rect|dist_\w+|weights_dims|by_kind|edges_seen)"\s*:')
 _KINDS = {"param": Kind.PARAMETER, "grad": Kind.GRADIENT}
 _EVIDENCE = ("counted", "inferred", "seen")
-_SAID = ("role", "writers", "readers", "result_dim")
+_SAID = ("role", "writers", "readers")
 
 
 def sniff_rect_json(head: bytes) -> bool:
@@ -86,7 +86,7 @@ def _name(walk: JsonWalk, raw: dict[str, Any], names: dict[str, dict[str, Any]])
     name = _text(walk, raw["name"], ("name",))
     if name in names:
         walk.fail(f"a second array or operator called '{name[:80]}'", inside=("name",))
-    names[name] = {key: _in_order(raw[key]) for key in _SAID if raw.get(key) is not None}
+    names[name] = {key: _in_order(raw[key]) for key in (*_SAID, "result_dim") if raw.get(key) is not None}
     return name
 
 
@@ -182,8 +182,9 @@ def _check_said(graph: Graph, said: dict[str, Any], names: dict[str, dict[str, A
                 what = "is missing" if times > 0 else "is no port of an operator, or stands twice"
                 _contradicted(f"the edge {src} {port} {dst} {what}", f"{file} (edges)")
     ours = json.loads(format_rect_json(graph))
+    ours["arrays"] = {one["name"]: {key: _in_order(one[key]) for key in _SAID} for one in ours["arrays"]}
+    ours["operators"] = {node.name: {"result_dim": list(result_dim(graph, node))} for node in graph.nodes}
     for part in ("arrays", "operators"):
-        ours[part] = {one["name"]: {key: _in_order(one[key]) for key in _SAID if key in one} for one in ours[part]}
         said[part] = {name: names[name] for name in ours[part]}
     for part in ("counts", "totals", "arrays", "operators"):
         _check_part(ours[part], said.get(part, {}), f"{file} ({part}")
