@@ -166,8 +166,9 @@ def single_assignment(arrays: Sequence[Value], operators: Sequence[Node], name: 
                 inputs.append(Input(port, latest.get(array, array), Role.SUM))
                 outputs[at] = again(array, Kind.GRADIENT)
         if node.op == "update":
-            build.updates += [(i.value, again(i.value, Kind.ACTIVATION)) for i in node.inputs if i.arg == "params"]
-            outputs += [new for _, new in build.updates[-1:]]
+            updates = [(i.value, again(i.value, Kind.ACTIVATION)) for i in node.inputs if i.arg == "params"]
+            build.updates += updates
+            outputs += [new for _, new in updates]
         build.nodes.append(replace(node, inputs=tuple(inputs), outputs=tuple(outputs), phase=_phase(node.op)))
     read = {i.value for node in build.nodes for i in node.inputs}
     return build.graph([a.name for a in arrays if a.kind is Kind.ACTIVATION and a.name not in read])  # the loss

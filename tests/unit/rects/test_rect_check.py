@@ -118,6 +118,7 @@ BROKEN: dict[str, tuple[Callable[[], Graph], str]] = {
         lambda: operators(again=replace(drafts()["update_L0.b"], name="again")),
         "T4: a parameter with 2 updates",
     ),
+    "update of nothing": (lambda: reads("update_L0.b", gradient="L0.b.grad"), "T2: a update has a port 'params'"),
     "updates left out": (lambda: replace(GRAPH, updates=()), "T4: a param is updated in place"),
     "not added to": (
         lambda: nodes("L0.filterNL.grad", inputs=GRAPH.node["L0.filterNL.grad"].inputs[:-1]),
