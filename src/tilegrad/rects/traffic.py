@@ -90,7 +90,8 @@ def _bytes(array: Value, box: Box) -> int:
 def _halos(graphs: Sequence[Graph], at: int) -> Iterator[int]:
     for node in graphs[at].nodes:
         if node.op == "locally_connected":
-            array, need = inputs_of(graphs[at], node)["input"], dists_of(node)["dist_input"]
+            array = inputs_of(graphs[at], node)["input"]
+            need = dists_of(node).get("dist_input", held_of(array).read)
             for other in (*graphs[:at], *graphs[at + 1 :]):
                 held = held_of(other.value[array.name])
                 yield _bytes(array, need.meet(held.write or held.read))
@@ -101,7 +102,8 @@ def _gradients(graphs: Sequence[Graph], at: int) -> Iterator[int]:
         array = outputs_of(graphs[at], node).get("input.delta")
         if node.op == "locally_connected_grad" and array is not None:
             for other in (*graphs[:at], *graphs[at + 1 :]):
-                added = dists_of(other.node[node.name])["dist_input"]
+                reads = inputs_of(other, other.node[node.name])["input"]
+                added = dists_of(other.node[node.name]).get("dist_input", held_of(reads).read)
                 yield _bytes(array, added.meet(held_of(array).read))
 
 

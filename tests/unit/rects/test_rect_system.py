@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -118,6 +119,17 @@ def test_shares_add_up(workers: tuple[int, int]) -> None:
 def test_imbalance_by_hand() -> None:
     parts = [Share("", {"param": n}, n, 0, 0, 0, 10 * n) for n in (1, 2, 3)]
     assert imbalance(parts) == {"owned": 1.5, "received": 1.0, "flops": 1.5}
+
+
+def test_rects_that_are_not_printed_are_those_of_the_arrays() -> None:
+    bare = [
+        replace(graph, nodes=tuple(replace(node, attrs={}) for node in graph.nodes))
+        for graph in training_step(**SMALL, workers=(2, 1))
+    ]
+    for graph in bare:
+        check_rects(graph)
+    found, full = shares(bare), shares(training_step(**SMALL, workers=(2, 1)))
+    assert all(a.halo_bytes >= b.halo_bytes and a.flops == b.flops for a, b in zip(found, full, strict=True))
 
 
 def test_workers_of_different_steps() -> None:
