@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,14 @@ from ..errors import InputError
 from ..files import save_text
 from ..importers import load_rects
 from ..importers.rects import Repair
-from ..rects import RectGraph, Share, count_kinds, format_rect_json, imbalance, shares, to_dot, total
-from ..rects.resize import split_step
+from ..ir import Graph
+from ..rects import Share, count_kinds, format_rect_json, imbalance, shares, split_step, total
+from ..rects.step import arrays, edges, held_of
+from ..report.dot import format_rects_dot
 from ..units import format_bytes, format_rate, parse_sizes
 from .console import make_console
 
+COLUMNS = "worker", "owned", "of it parameters", "with halos", "received a step", "halos", "gradients", "sums", "work"
 OTHERS = ("csv", "html", "chrome_trace", "plot", "plans", "budget")  # outputs that need times or memory
 
 
@@ -31,20 +35,19 @@ def run_rects(args: argparse.Namespace) -> int:
     graph, repairs = load_rects(args.file)
     workers = _workers(graph, args.mesh)
     parts = shares(workers)
-    found = _to_json(graph, repairs, workers, parts)
     if args.json:
-        text = json.dumps(found)
+        text = json.dumps(_to_json(graph, repairs, workers, parts))
         print(text) if args.json == "-" else save_text(text + "\n", args.json, "the JSON")
     if args.json != "-":
         _print(graph, repairs, parts, args.top)
     if args.dot:
-        save_text("\n".join(map(to_dot, workers)), args.dot, "the graph")
+        save_text("\n".join(map(format_rects_dot, workers)), args.dot, "the graph")
     if args.rects:
         save_text(format_rect_json(graph), args.rects, "the rects")
     return 0
 
 
-def _workers(graph: RectGraph, mesh: str | None) -> tuple[RectGraph, ...]:
+def _workers(graph: Graph, mesh: str | None) -> tuple[Graph, ...]:
     if mesh is None:
         return (graph,)
     sizes = parse_sizes(mesh, "mesh")
@@ -54,86 +57,58 @@ def _workers(graph: RectGraph, mesh: str | None) -> tuple[RectGraph, ...]:
 
 
 def _to_json(
-    graph: RectGraph, repairs: Sequence[Repair], workers: Sequence[RectGraph], parts: Sequence[Share]
+    graph: Graph, repairs: Sequence[Repair], workers: Sequence[Graph], parts: Sequence[Share]
 ) -> dict[str, Any]:
-    totals, spread = total(graph), imbalance(parts)
+    totals = total(graph)
     return {
         "schema": 1,
         "kind": "rects",
         "name": graph.name,
         "counts": {
-            "arrays": len(graph.arrays),
-            "operators": len(graph.operators),
-            "edges": len(graph.edges),
+            "arrays": len(arrays(graph)),
+            "operators": len(graph.nodes),
+            "edges": len(list(edges(graph))),
             "kinds": count_kinds(graph),
         },
         "totals": {
-            "parameters": totals.param_total,
-            "forward_flops": totals.forward_flops,
-            "backward_flops": totals.backward_flops,
-            "step_flops": totals.step_flops,
-            "array_bytes": totals.bytes,
-            "array_bytes_by_role": {str(role): count for role, count in totals.bytes_by_role.items()},
+            "parameters": totals["param_total"],
+            "forward_flops": totals["flops_forward"],
+            "backward_flops": totals["flops_backward"],
+            "step_flops": totals["flops_step"],
+            "array_bytes": totals["bytes_all_arrays_f32"],
+            "array_bytes_by_role": totals["bytes_by_role_f32"],
         },
         "repairs": [repair._asdict() for repair in repairs],
-        "imbalance": {"owned": spread.owned, "received": spread.received, "flops": spread.flops},
+        "imbalance": imbalance(parts),
         "workers": [_worker(graph, part) for graph, part in zip(workers, parts, strict=True)],
     }
 
 
-def _worker(graph: RectGraph, share: Share) -> dict[str, Any]:
-    return {
-        "name": share.name,
-        "owned_bytes": share.owned_total,
-        "owned_bytes_by_role": {str(role): count for role, count in share.owned_bytes.items()},
-        "held_bytes": share.held_bytes,
-        "received_bytes": share.received_bytes,
-        "halo_bytes": share.halo_bytes,
-        "gradient_bytes": share.gradient_bytes,
-        "sum_bytes": share.sum_bytes,
-        "flops": share.flops,
-        "arrays": {
-            a.name: {
-                "dim": list(a.dim),
-                "read_rect": [list(side) for side in a.read_rect],
-                "write_rect": None if a.write_rect is None else [list(side) for side in a.write_rect],
-            }
-            for a in graph.arrays
-        },
+def _worker(graph: Graph, share: Share) -> dict[str, Any]:
+    rects = {
+        a.name: {"dim": a.type.shape, "read_rect": (held := held_of(a)).read, "write_rect": held.write}
+        for a in arrays(graph)
     }
+    sums = {"owned_bytes": share.owned_bytes, "received_bytes": share.received_bytes}
+    return {**asdict(share), **sums, "arrays": rects}
 
 
-def _print(graph: RectGraph, repairs: Sequence[Repair], parts: Sequence[Share], top: int) -> None:
+def _print(graph: Graph, repairs: Sequence[Repair], parts: Sequence[Share], top: int) -> None:
     console, totals, spread = make_console(), total(graph), imbalance(parts)
-    sizes = f"{len(graph.arrays)} arrays, {len(graph.operators)} operators, {len(graph.edges)} edges"
+    sizes = f"{len(arrays(graph))} arrays, {len(graph.nodes)} operators, {len(list(edges(graph)))} edges"
     console.print(Text(f"{graph.name}: a training step in rects, {sizes}"), highlight=False, soft_wrap=True)
-    work = format_rate(totals.step_flops, "FLOP")
-    console.print(f"parameters  {totals.param_total:,}; a step takes {work}", highlight=False)
+    work = format_rate(totals["flops_step"], "FLOP")
+    console.print(f"parameters  {totals['param_total']:,}; a step takes {work}", highlight=False)
     table = Table(title="workers", title_justify="left")
-    names = (
-        "worker",
-        "owned",
-        "of it parameters",
-        "with halos",
-        "received a step",
-        "halos",
-        "gradients",
-        "sums",
-        "work",
-    )
-    for name in names:
+    for name in COLUMNS:
         table.add_column(name, justify="left" if name == "worker" else "right")
     for part in parts:
-        params = sum(count for role, count in part.owned_bytes.items() if str(role) == "param")
-        figures = (part.owned_total, params, part.held_bytes, part.received_bytes, part.halo_bytes, part.gradient_bytes,
-                   part.sum_bytes)  # fmt: skip
+        figures = (part.owned_bytes, part.owned_bytes_by_role.get("param", 0), part.held_bytes, part.received_bytes,
+                   part.halo_bytes, part.gradient_bytes, part.sum_bytes)  # fmt: skip
         table.add_row(Text(part.name), *map(format_bytes, figures), format_rate(part.flops, "FLOP"))
     console.print(table)
-    console.print(
-        f"imbalance   owned {spread.owned:.3f}, received {spread.received:.3f}, work {spread.flops:.3f} "
-        "(the most over the mean)",
-        highlight=False,
-    )
+    each = "owned {owned:.3f}, received {received:.3f}, work {flops:.3f}".format(**spread)
+    console.print(f"imbalance   {each} (the most over the mean)", highlight=False)
     for repair in repairs[:top]:
         line = f"repaired    line {repair.line}: {' '.join(str(part) for part in repair[1:])}"
         console.print(Text(line), highlight=False, soft_wrap=True)

@@ -10,11 +10,10 @@ from typing import Any, Literal, NamedTuple
 from ..errors import FormatError
 from ..ir import Graph, check_graph, parse_graph
 from ..profile import Profile
-from ..rects import RectGraph
 from .chainer.dump import sniff_chainer
 from .cuda_snapshot import sniff_cuda_snapshot, sniff_pickle
-from .head import open_file, read_head
-from .json_walk import Progress
+from .head import read_head
+from .json_walk import Progress, read_text
 from .megengine.dump import sniff_megengine
 from .rects import Repair, sniff_drawing, sniff_rect_json
 from .torch_trace import sniff_torch_trace
@@ -53,7 +52,7 @@ def load_profile(path: str | Path, progress: Progress | None = None) -> Profile:
     return found
 
 
-def load_rects(path: str | Path) -> tuple[RectGraph, tuple[Repair, ...]]:
+def load_rects(path: str | Path) -> tuple[Graph, tuple[Repair, ...]]:
     """The training step in this file, whose arrays are split in rects, and what had to be repaired to read it."""
     format = find_format(path)
     if format.gives != "rects":
@@ -88,16 +87,10 @@ def _reader(format: Format) -> Callable[..., Any]:
 
 def load_text(path: Path) -> Graph:
     """A graph in our own text form."""
-    with open_file(path) as file:
-        raw = file.read(_LARGEST_TEXT + 1)
-    if len(raw) > _LARGEST_TEXT:
-        raise FormatError(f"a graph of more than {_LARGEST_TEXT} bytes", where=path.name)
+    text = read_text(path, _LARGEST_TEXT)
     try:
-        graph = parse_graph(raw.decode())
+        graph = parse_graph(text)
         check_graph(graph)
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise FormatError(f"bytes that are not UTF-8: {error.reason}", where=f"{path.name}:{line}") from None
     except FormatError as error:
         number = (error.where or "").removeprefix("line ")
         where = f"{path.name}:{number}" if number.isdigit() else f"{path.name}: {error.where}"

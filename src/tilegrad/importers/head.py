@@ -1,4 +1,4 @@
-"""Files, opened to be read, and their beginning, which tells the format; of a gzipped file that of its content."""
+"""Files as bytes, unpacked where they are gzipped; the beginning of one, which tells its format."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from typing import BinaryIO
 from ..errors import FormatError
 
 HEAD_BYTES = 4096
-GZIP = b"\x1f\x8b"
+_GZIP = b"\x1f\x8b"
 
 
 @contextmanager
-def open_file(path: Path) -> Iterator[BinaryIO]:
-    """The bytes of a file. Whatever keeps them from being read is a `FormatError`."""
+def open_content(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO | gzip.GzipFile]]:
+    """A file, and what is in it. Where it cannot be read, then or later, that is a `FormatError`."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would make us wait
             raise FormatError("it is a folder or a device, not a file", where=str(path))
-        with path.open("rb") as file:
-            yield file
+        with open(path, "rb") as raw:
+            packed = raw.read(2) == _GZIP
+            raw.seek(0)
+            yield raw, gzip.GzipFile(fileobj=raw) if packed else raw
     except FormatError:
         raise
     except (OSError, EOFError, zlib.error, ValueError) as error:  # BadGzipFile is an OSError; ValueError: NUL in a path
@@ -33,9 +35,5 @@ def open_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def read_head(path: Path) -> bytes:
-    with open_file(path) as file:
-        head = file.read(HEAD_BYTES)
-        if not head.startswith(GZIP):
-            return head
-        file.seek(0)
-        return gzip.GzipFile(fileobj=file).read(HEAD_BYTES)
+    with open_content(path) as (_, content):
+        return content.read(HEAD_BYTES)

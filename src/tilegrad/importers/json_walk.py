@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, TypeVar
 
 from ..errors import FormatError
-from .head import GZIP, open_file
+from .head import open_content
 
 LARGEST_FILE = 2**32  # bytes of text, after decompression
 LARGEST_VALUE = 2**28
@@ -53,32 +53,38 @@ def open_json(path: str | Path, progress: Progress | None = None) -> JsonWalk:
     return JsonWalk("", path.name, pieces=_pieces(path, progress))
 
 
-def _pieces(path: Path, progress: Progress | None) -> Iterator[str]:
+def read_text(path: Path, largest: int) -> str:
+    """The text of a file, which may be gzipped; never more than so many bytes of it."""
+    return "".join(_pieces(path, None, largest))
+
+
+def _pieces(path: Path, progress: Progress | None, largest: int = LARGEST_FILE) -> Iterator[str]:
     """The text of a file, piece by piece. The file is closed at the end, and where the iterator is given up."""
-    with open_file(path) as raw:
+    with open_content(path) as (raw, content):
         total = os.fstat(raw.fileno()).st_size
-        packed = raw.read(len(GZIP)) == GZIP
-        raw.seek(0)
-        for piece in _decoded(gzip.GzipFile(fileobj=raw) if packed else raw, path.name):
+        for piece in _decoded(content, path.name, largest):
             if progress is not None:
                 progress(min(raw.tell(), total), total)
             yield piece
 
 
-def _decoded(file: BinaryIO | gzip.GzipFile, name: str) -> Iterator[str]:
+def _decoded(file: BinaryIO | gzip.GzipFile, name: str, largest: int) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
-    done = 0
+    done = lines = 0
     while True:
         piece = file.read(_PIECE)
         before = done - len(decoder.getstate()[0])
         done += len(piece)
-        if done > LARGEST_FILE:
-            raise FormatError(f"more than {LARGEST_FILE // 2**20} MiB of text", where=name, hint="profile fewer steps")
+        if done > largest:
+            raise FormatError(f"more than {largest // 2**20} MiB of text", where=name, hint="a smaller file")
         try:
-            yield decoder.decode(piece, final=not piece)
+            text = decoder.decode(piece, final=not piece)
         except UnicodeDecodeError as error:
             what = f"not UTF-8: byte {before + error.start} is 0x{error.object[error.start]:02x}"
-            raise FormatError(what, where=name, hint="a JSON file is UTF-8 text") from None
+            lines += error.object.count(b"\n", 0, error.start)
+            raise FormatError(what, where=f"{name}:{lines + 1}", hint="such a file is UTF-8 text") from None
+        lines += text.count("\n")
+        yield text
         if not piece:
             return
 

@@ -3,6 +3,7 @@
 from .build import Build as Build
 from .check import check_graph as check_graph
 from .graph import Graph as Graph
+from .graph import Held as Held
 from .graph import Input as Input
 from .graph import Kind as Kind
 from .graph import Node as Node

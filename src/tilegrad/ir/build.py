@@ -18,6 +18,7 @@ class Build:
         self.nodes: list[Node] = []
         self.updates: list[tuple[str, str]] = []
         self.source = Source()  # given to the nodes emitted from here on
+        self._free: dict[str, int] = {}  # by name: the least number that may be free
         self.prefix = ""  # of the names of nodes emitted without a name of their own
 
     def value(self, name: str, type: TensorType, kind: Kind = Kind.ACTIVATION, target: str | None = None) -> str:
@@ -28,9 +29,10 @@ class Build:
     def fresh(self, name: str) -> str:
         if name not in self.values:
             return name
-        number = 1
+        number = self._free.get(name, 1)
         while f"{name}_{number}" in self.values:
             number += 1
+        self._free[name] = number
         return f"{name}_{number}"
 
     def emit(

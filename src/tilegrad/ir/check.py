@@ -9,23 +9,26 @@ Rule G6  Phases come in order: forward, then backward, then update.
 Rule G7  Shapes are non-negative and dtypes known.
 Rule G8  An update replaces a buffer, input or parameter by a value of the same type.
 Rule G9  An alias lives in the memory of a value declared before it, and is no larger.
+Rule G10 The boxes that a rank has of a value lie inside it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 
 from ..errors import FormatError
 from .graph import Graph, Kind, Phase, Role
 from .types import DTYPE_BYTES
 
 Problem = tuple[str, str]  # where, what
+Rules = Mapping[str, Callable[[Graph], Iterator[Problem]]]
 
 
-def check_graph(graph: Graph) -> None:
-    """Raise `FormatError` naming the first broken rule."""
-    for rule, find in RULES.items():
+def check_graph(graph: Graph, more: Rules = MappingProxyType({})) -> None:
+    """Raise `FormatError` naming the first broken rule: of those above, then of those that a kind of graph adds."""
+    for rule, find in (*RULES.items(), *more.items()):
         for where, what in find(graph):
             raise FormatError(f"graph '{graph.name}' breaks rule {rule}: {what}", where=where)
 
@@ -111,7 +114,14 @@ def _aliases(graph: Graph) -> Iterator[Problem]:
         before.add(value.name)
 
 
-RULES: dict[str, Callable[[Graph], Iterator[Problem]]] = {
+def _held(graph: Graph) -> Iterator[Problem]:
+    for value in graph.values:
+        for verb, box in (("reads", value.held.read), ("writes", value.held.write)) if value.held else ():
+            if box is not None and not box.inside(value.type.shape):
+                yield value.name, f"a rank {verb} {box}, which is not inside {value.type}"
+
+
+RULES: Rules = {
     "G1": _unique,
     "G2": _declared,
     "G3": _written_once,
@@ -121,4 +131,5 @@ RULES: dict[str, Callable[[Graph], Iterator[Problem]]] = {
     "G7": _types,
     "G8": _updates,
     "G9": _aliases,
+    "G10": _held,
 }

@@ -13,6 +13,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
+from ..region import Box
 from .types import TensorType
 
 Attr = Any  # None | bool | int | float | str | list | dict of these: whatever JSON can say
@@ -51,12 +52,21 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """What one rank has of a value: the box it reads, and the box it writes. A parameter is written nowhere."""
+
+    read: Box
+    write: Box | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Value:
     name: str
     type: TensorType
     kind: Kind = Kind.ACTIVATION
     target: str | None = None  # parameter or buffer: its name in the module's state_dict; gradient: its parameter
     alias: str | None = None  # the value whose memory it lives in
+    held: Held | None = None  # where the value is split over ranks: the boxes of this one
 
 
 @dataclass(frozen=True, slots=True)

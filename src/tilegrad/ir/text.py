@@ -4,6 +4,7 @@
     value x: float32[1, 3, 64, 64] input
     value weight: float32[8, 3, 3, 3] parameter "conv.weight"
     value z: float32[1, 8, 64, 64] activation in y
+    value part: float32[8, 64] activation reads 0:8,0:34 writes 0:8,0:32
     node conv2d = conv2d(input: x, weight: weight as parameter) -> y {"stride": [1, 1]} @ {"target": …}
     output y
     update running_mean <- new_mean
@@ -20,13 +21,18 @@ from types import MappingProxyType
 from typing import Any
 
 from ..errors import FormatError
-from .graph import Graph, Input, Kind, Node, Phase, Role, Source, Value
+from ..region import Box
+from .graph import Graph, Held, Input, Kind, Node, Phase, Role, Source, Value
 from .types import TensorType
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 _NAME = r'(?:[A-Za-z_][A-Za-z0-9_.]*|"(?:[^"\\]|\\.)*")'
 _GRAPH = re.compile(rf"graph ({_NAME})")
-_VALUE = re.compile(rf"value ({_NAME}): (\w+)\[([0-9, -]*)\] (\w+)(?: (?!in )({_NAME}))?(?: in ({_NAME}))?")
+_BOX = "([0-9:,-]+)"
+_VALUE = re.compile(
+    rf"value ({_NAME}): (\w+)\[([0-9, -]*)\] (\w+)(?: (?!in |reads )({_NAME}))?(?: in ({_NAME}))?"
+    rf"(?: reads {_BOX}(?: writes {_BOX})?)?"
+)
 _ONE_INPUT = rf"{_NAME}: {_NAME}(?: as \w+)?"
 _NODE = re.compile(
     rf"node ({_NAME}) = ({_NAME})\(((?:{_ONE_INPUT}(?:, {_ONE_INPUT})*)?)\) -> ((?:{_NAME}(?:, {_NAME})*)?) "
@@ -41,7 +47,9 @@ def format_graph(graph: Graph) -> str:
     for v in graph.values:
         target = f" {_quote(v.target)}" if v.target is not None else ""
         alias = f" in {_quote(v.alias)}" if v.alias is not None else ""
-        lines.append(f"value {_quote(v.name)}: {v.type} {v.kind}{target}{alias}")
+        held = f" reads {v.held.read.text}" if v.held is not None else ""
+        held += f" writes {v.held.write.text}" if v.held is not None and v.held.write is not None else ""
+        lines.append(f"value {_quote(v.name)}: {v.type} {v.kind}{target}{alias}{held}")
     lines += [_format_node(n) for n in graph.nodes]
     lines += [f"output {_quote(name)}" for name in graph.outputs]
     lines += [f"update {_quote(old)} <- {_quote(new)}" for old, new in graph.updates]
@@ -92,7 +100,8 @@ def _parse_value(match: re.Match[str]) -> Value:
     shape = tuple(int(n) for n in match[3].split(",") if n.strip())
     target = _unquote(match[5]) if match[5] else None
     alias = _unquote(match[6]) if match[6] else None
-    return Value(_unquote(match[1]), TensorType(shape, match[2]), Kind(match[4]), target, alias)
+    held = Held(Box.parse(match[7]), Box.parse(match[8]) if match[8] else None) if match[7] else None
+    return Value(_unquote(match[1]), TensorType(shape, match[2]), Kind(match[4]), target, alias, held)
 
 
 def _parse_node(match: re.Match[str], rest: str) -> Node:
@@ -134,7 +143,7 @@ def _seconds(about: dict[str, Any]) -> float | None:
 
 
 def _quote(name: str) -> str:
-    return name if _PLAIN.fullmatch(name) and name != "in" else json.dumps(name)
+    return name if _PLAIN.fullmatch(name) and name not in ("in", "reads") else json.dumps(name)
 
 
 def _unquote(text: str) -> str:

@@ -1,217 +1,149 @@
-"""What makes a graph of rects legal, one rule each.
+"""What makes a graph a legal step in rects, one rule each, beside those of every graph.
 
 Rule T1  Names are unique, over arrays and operators together.
-Rule T2  The kind of every operator is known; it has the ports of its kind, and each leads to an array.
-Rule T3  Dims are 1 or more; a rect has the rank of its dim, does not run backward and lies inside.
-Rule T4  Params are written by none, updated in place by one, and have no write_rect; everything else has one. An
-         activation, input, loss or metric has one writer. A gradient has one set_zero; only gradients have one.
+Rule T2  The kind of every operator is known; it has the ports of its kind, and the rects.
+Rule T3  Dims are 1 or more; a rect of an operator lies inside the array it is a part of.
+Rule T4  Params are updated in place, by one operator, and have no box that is written; everything else has one.
+         Gradients are set to zero and then added to, by `*.delta` ports; nothing else is.
 Rule T5  A gradient is called `x.grad`, where x is an array, and has the dim of x.
-Rule T6  No operator waits for itself: there is no cycle. (Updates in place and sums are no arrows back.)
-Rule T7  Dims fit: those of filters to input and output (valid, stride 1), elementwise ones are equal, and so on; an
-         operator's result_dim is the dim of what it makes.
-Rule T8  An operator's rects are those of its arrays: what it writes is the write_rect, what it reads is inside the
-         read_rect; the params, the gradient and the update of the params have one rect.
+Rule T6  Dims fit: those of filters to input and output (valid, stride 1), elementwise ones are equal, and so on.
+Rule T7  An operator's rects are those of its arrays: what it writes is the box that is written, what it reads is inside
+         the box that is read; the params, the gradient and the update of the params have one rect.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Any
 
-from ..errors import FormatError
-from ..region import Box
+from ..ir import Graph, Kind, Role, check_graph
+from ..ir.check import Problem, Rules
 from .kinds import KINDS
-from .model import Array, Dim, RectGraph, RectOperator, RectRole
-
-Problem = tuple[str, str]  # where, what
+from .step import arrays, dists_of, held_of, inputs_of, outputs_of, part_of, show
 
 MOST_ELEMENTS = 2**62
 
 
-def check_rect_graph(graph: RectGraph) -> None:
+def check_rects(graph: Graph) -> None:
     """Raise `FormatError` naming the first broken rule."""
-    for rule, find in RULES.items():
-        for where, what in find(graph):
-            raise FormatError(f"rule {rule}: {what}", where=f"{graph.name[:80]}: {where[:80]}")
+    check_graph(graph, RULES)
 
 
-def _unique(graph: RectGraph) -> Iterator[Problem]:
-    for name, times in Counter([*(a.name for a in graph.arrays), *(op.name for op in graph.operators)]).items():
+def _unique(graph: Graph) -> Iterator[Problem]:
+    for name, times in Counter([*(a.name for a in arrays(graph)), *graph.node]).items():
         if times > 1:
             yield name, f"{times} arrays or operators are called so"
         if not name:
             yield "''", "a name without a letter"
 
 
-def _ports(graph: RectGraph) -> Iterator[Problem]:
-    for op in graph.operators:
-        if (kind := KINDS.get(op.kind)) is None:
-            yield op.name, f"the kind '{op.kind[:80]}' is not known"
+def _ports(graph: Graph) -> Iterator[Problem]:
+    for node in graph.nodes:
+        if (kind := KINDS.get(node.op)) is None:
+            yield node.name, f"the kind '{node.op[:80]}' is not known"
             continue
-        for have, wanted in ((op.inputs, kind.inputs), (op.outputs, kind.outputs)):
-            for port in wanted:
-                if port not in have and port not in kind.optional:
-                    yield op.name, f"a {op.kind} has a port '{port}', this has not"
-            for port, array in have.items():
-                if port not in wanted:
-                    yield op.name, f"a {op.kind} has no port '{port[:80]}'"
-                if array not in graph.array:
-                    yield op.name, f"its port '{port}' leads to '{array[:80]}', which is no array"
-        for key in op.dists:
+        have = Counter(i.arg for i in node.inputs if i.role is not Role.SUM)
+        for port in (*kind.inputs, *kind.outputs):
+            if port not in have and port not in outputs_of(graph, node) and port not in kind.optional:
+                yield node.name, f"a {node.op} has a port '{port}', this has not"
+        for port, times in have.items():
+            if port not in kind.inputs or times > 1:
+                yield node.name, f"a {node.op} has no port '{port[:80]}', or one"
+        if len(node.outputs) > (most := len(kind.outputs) + (node.op == "update")):
+            yield node.name, f"a {node.op} has {most} outputs, this has {len(node.outputs)}"
+        for key in dists_of(node):
             if key not in kind.dists:
-                yield op.name, f"a {op.kind} has no '{key[:80]}'"
+                yield node.name, f"a {node.op} has no '{key[:80]}'"
 
 
-def _rects(graph: RectGraph) -> Iterator[Problem]:
-    for array in graph.arrays:
-        if not array.dim or min(array.dim) < 1 or Box.full(array.dim).volume > MOST_ELEMENTS:
-            yield array.name, f"dim {_show(array.dim)}"
-            continue
-        for key, rect in (("read_rect", array.read_rect), ("write_rect", array.write_rect)):
-            if rect is not None and not _fits(rect, array.dim):
-                yield array.name, f"{key} {rect} is not inside dim {_show(array.dim)}"
-    for op in graph.operators:
-        for key, rect in op.dists.items():
-            if not _fits(rect, (part := _part_of(graph, op, key)).dim):
-                yield op.name, f"{key} {rect} is not inside dim {_show(part.dim)} of '{part.name}'"
+def _rects(graph: Graph) -> Iterator[Problem]:
+    for array in arrays(graph):
+        dim = array.type.shape
+        if not dim or min(dim) < 1 or array.type.size > MOST_ELEMENTS:
+            yield array.name, f"dim {show(dim)}"
+    for node in graph.nodes:
+        for key, rect in dists_of(node).items():
+            part, _ = part_of(graph, node, key)
+            if not rect.inside(part.type.shape):
+                yield node.name, f"{key} {rect} is not inside dim {show(part.type.shape)} of '{part.name}'"
 
 
-def _fits(rect: Box, dim: Dim) -> bool:
-    return len(rect) == len(dim) and all(0 <= s.lo <= s.hi <= n for s, n in zip(rect, dim, strict=True))
+def _written(graph: Graph) -> Iterator[Problem]:
+    updates = []
+    for node in graph.nodes:
+        sums = {i.arg: graph.value[i.value].alias or i.value for i in node.inputs if i.role is Role.SUM}
+        ports = outputs_of(graph, node)
+        memory = [sums.get(port) for port in ports]
+        if node.op == "update":
+            memory = [inputs_of(graph, node)["params"].name]
+            updates += [(memory[0], out) for out in node.outputs]
+        adds = {port for port in ports if port.endswith(".delta")}
+        if adds != set(sums) or memory != [graph.value[out].alias for out in node.outputs]:
+            yield node.name, "it must add to what its ports called '.delta' lead to, and to nothing else"
+    if sorted(updates) != sorted(graph.updates):
+        yield "updates", "a param is updated in place by an update, and nothing else is"
+    times = Counter(old for old, _ in updates)
+    for array in arrays(graph):
+        param, grad = array.kind is Kind.PARAMETER, array.kind is Kind.GRADIENT
+        if (held_of(array).write is None) != param:
+            yield array.name, f"a {array.kind} with{'' if param else 'out'} a write_rect"
+        if (not param and graph.producer[array.name].op == "set_zero") != grad:
+            yield array.name, f"a {array.kind} that is {'not ' if grad else ''}set to zero"
+        if times[array.name] != param:
+            yield array.name, f"a {array.kind} with {times[array.name]} updates"
 
 
-def _show(dim: Dim) -> str:
-    return "[" + " ".join(map(str, dim[:16])) + "]"
-
-
-def _written(graph: RectGraph) -> Iterator[Problem]:
-    for array in graph.arrays:
-        kinds = Counter("set_zero" if op.kind == "set_zero" else "other" for op, _ in graph.writers[array.name])
-        updates = sum(op.kind == "update" and port == "params" for op, port in graph.readers[array.name])
-        param, grad = array.role is RectRole.PARAM, array.role is RectRole.GRAD
-        if (array.write_rect is None) != param:
-            yield array.name, f"a {array.role} with{'out' if array.write_rect is None else ''} a write_rect"
-        if kinds["set_zero"] != (1 if grad else 0):
-            yield array.name, f"a {array.role} with {kinds['set_zero']} set_zero"
-        if not grad and kinds["other"] != (0 if param else 1):
-            yield array.name, f"a {array.role} with {kinds['other']} writers"
-        if updates != (1 if param else 0):
-            yield array.name, f"a {array.role} with {updates} updates"
-
-
-def _gradients(graph: RectGraph) -> Iterator[Problem]:
-    for array in graph.arrays:
-        if array.role is RectRole.GRAD:
-            of = graph.array.get(array.name.removesuffix(".grad")) if array.name.endswith(".grad") else None
+def _gradients(graph: Graph) -> Iterator[Problem]:
+    for array in arrays(graph):
+        if array.kind is Kind.GRADIENT:
+            of = graph.value.get(array.name.removesuffix(".grad")) if array.name.endswith(".grad") else None
             if of is None:
                 yield array.name, "a gradient, but of no array"
-            elif of.dim != array.dim:
-                yield array.name, f"dim {_show(array.dim)}, and that of '{of.name}' is {_show(of.dim)}"
+            elif of.type != array.type:
+                yield array.name, f"dim {show(array.type.shape)}, and that of '{of.name}' is {show(of.type.shape)}"
 
 
-def _acyclic(graph: RectGraph) -> Iterator[Problem]:
-    waits = {op.name: sum(len(graph.writers[name]) for name in op.inputs.values()) for op in graph.operators}
-    ready = [op for op in graph.operators if not waits[op.name]]
-    done = 0
-    while ready:
-        op = ready.pop()
-        done += 1
-        for name in op.outputs.values():
-            for reader, _ in graph.readers[name]:
-                waits[reader.name] -= 1
-                if not waits[reader.name]:
-                    ready.append(reader)
-    if done < len(graph.operators):
-        stuck = next(name for name, count in waits.items() if count)
-        yield stuck, "it waits for what it makes itself"
+def _dims(graph: Graph) -> Iterator[Problem]:
+    for node in graph.nodes:
+        kind = node.op.removesuffix("_grad")
+        letters = dict(rule.split(": ") for rule in KINDS[kind].dims)
+        sizes: dict[str, Any] = {"1": 1}
+        fits = True
+        ports = {**outputs_of(graph, node), **inputs_of(graph, node)}
+        for port, array in ports.items():
+            names, dim = letters.get(port.removesuffix(".delta")), array.type.shape
+            if names == "*":
+                fits = fits and sizes.setdefault("*", dim) == dim
+            elif names is not None:
+                fits = fits and len(names) == len(dim)
+                fits = fits and all(sizes.setdefault(name, n) == n for name, n in zip(names, dim, strict=True))
+        for whole, part, kernel in ("Iiu", "Jjv") if fits and kind == "locally_connected" else ():
+            fits = fits and sizes[whole] == sizes[part] + sizes[kernel] - 1
+        if not fits:
+            shown = ", ".join(f"{port} {show(array.type.shape)}" for port, array in ports.items())
+            yield node.name, f"dims that do not fit a {kind}: {shown}"
 
 
-def _dims(graph: RectGraph) -> Iterator[Problem]:
-    for op in graph.operators:
-        dim = {port: graph.array[name].dim for port, name in {**op.outputs, **op.inputs}.items()}
-        if (what := _misfit(op.kind.removesuffix("_grad"), dim)) is not None:
-            yield op.name, what
-        made = graph.array[_made(op)].dim if _made(op) else (1,)
-        if op.result_dim is not None and op.result_dim != made:
-            yield op.name, f"result_dim {_show(op.result_dim)}, but it makes {_show(made)}"
-        for port, given in dim.items():  # x and x.delta are one size
-            if dim.get(f"{port}.delta", given) != given:
-                yield op.name, f"'{port}' is {_show(given)}, its delta is {_show(dim[port + '.delta'])}"
-
-
-def _misfit(kind: str, dim: dict[str, Dim]) -> str | None:
-    x, y = dim.get("input", ()), dim.get("output", dim.get("output.delta", ()))
-    logits, labels = dim.get("probability", ()), dim.get("labels", ())
-    fits = True
-    if kind == "locally_connected":
-        w = dim["filters"]
-        fits = len(x) == len(y) == 4 and len(w) == 8 and y[0] == x[0]
-        fits = fits and w == (y[1], 1, 1, x[1], x[2] - y[2] + 1, x[3] - y[3] + 1, *y[2:])
-    elif kind == "scalar_affine":
-        bias = dim.get("b", dim.get("b.delta"))
-        fits = len(x) == 4 and x == y and dim["a"] == (1,) and bias == (1, *x[1:])
-    elif kind == "nonlinearity":
-        fits = x == y
-    elif kind == "linear":
-        w = dim["weights"]
-        fits = len(x) == 4 and w[1:] == x[1:] and y == (x[0], w[0], 1, 1)
-    elif kind in ("softmax_cross_entropy", "evaluate"):
-        fits = len(logits) == 4 and labels == (logits[0], 1, 1, 1)
-        fits = fits and (kind == "evaluate" or y == (1, 1, 1, 1)) and dim.get("input", logits) == logits
-    elif kind == "update":
-        fits = dim["params"] == dim["gradient"]
-    elif kind == "source":
-        fits = len(dim["raw_data"]) == 4 and dim["labels"] == (dim["raw_data"][0], 1, 1, 1)
-    shown = ", ".join(f"{port} {_show(given)}" for port, given in dim.items())
-    return None if fits else f"dims that do not fit a {kind}: {shown}"
-
-
-def _made(op: RectOperator) -> str:
-    """The array that an operator's result_dim speaks of."""
-    if op.kind == "update":
-        return op.inputs["params"]
-    if op.kind.endswith("_grad"):
-        return op.inputs["output.delta"]
-    return op.outputs.get("output") or op.outputs.get("raw_data") or ""
-
-
-def _part_of(graph: RectGraph, op: RectOperator, key: str) -> Array:
-    """The array that one of an operator's rects is a part of."""
-    backward = op.kind.endswith("_grad")
-    if key == "dist_result":
-        softmax = op.kind == "softmax_cross_entropy_grad"
-        return graph.array[op.outputs["input.delta"] if softmax else _made(op)]
-    if key == "read_rect":
-        return graph.array[op.inputs["output.delta" if backward else "input"]]
-    if key == "write_rect":
-        return graph.array[op.outputs["input.delta" if backward else "output"]]
-    return graph.array[op.inputs[key.removeprefix("dist_")]]
-
-
-def _agree(graph: RectGraph) -> Iterator[Problem]:
-    for op in graph.operators:
-        for key, rect in op.dists.items():
-            part = _part_of(graph, op, key)
-            reads = key in ("dist_input", "read_rect") or (op.kind.endswith("_grad") and key == "dist_result")
-            if op.kind == "softmax_cross_entropy_grad" or key == "dist_filters" or op.kind == "update":
-                fits = rect in (part.read_rect, part.write_rect)
-            else:
-                fits = part.read_rect.holds(rect) if reads else rect == part.write_rect
-            if not fits:
-                yield op.name, f"{key} {rect}, but '{part.name}' has {part.read_rect} and {part.write_rect}"
-        if op.kind == "update":
-            params, gradient = (graph.array[op.inputs[port]].read_rect for port in ("params", "gradient"))
+def _agree(graph: Graph) -> Iterator[Problem]:
+    for node in graph.nodes:
+        for key, rect in dists_of(node).items():
+            part, any_part = part_of(graph, node, key)
+            held = held_of(part)
+            if not held.read.holds(rect) if any_part else rect != (held.write or held.read):
+                yield node.name, f"{key} {rect}, but '{part.name}' has {held.read} and {held.write}"
+        if node.op == "update":
+            params, gradient = (held_of(array).read for array in inputs_of(graph, node).values())
             if params != gradient:
-                yield op.name, f"the params' rect is {params}, their gradient's {gradient}"
+                yield node.name, f"the params' rect is {params}, their gradient's {gradient}"
 
 
-RULES: dict[str, Callable[[RectGraph], Iterator[Problem]]] = {
+RULES: Rules = {
     "T1": _unique,
     "T2": _ports,
     "T3": _rects,
     "T4": _written,
     "T5": _gradients,
-    "T6": _acyclic,
-    "T7": _dims,
-    "T8": _agree,
+    "T6": _dims,
+    "T7": _agree,
 }

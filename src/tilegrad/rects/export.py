@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from typing import Any
 
-from ..region import Box
+from ..ir import Graph, Node
 from .kinds import KINDS
-from .model import Array, Edge, RectGraph, RectOperator, RectRole
+from .step import arrays, edges, held_of, inputs_of, listed, outputs_of, result_dim, role_of
 from .totals import count_kinds, total
 
 _LEGEND = {
@@ -18,16 +19,33 @@ _LEGEND = {
 }
 
 
-def format_rect_json(graph: RectGraph) -> str:
+def format_rect_json(graph: Graph) -> str:
     """The graph, with its counts, totals and edges, as JSON text."""
+    writers, readers = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
+    for src, dst, port in edges(graph):
+        users, user = (readers[src], dst) if port.startswith("->") else (writers[dst], src)
+        users.append(f"{user}:{port.strip('->')}")
+    for name, new in graph.updates:
+        writers[name].append(f"{graph.producer[new].name} (in place)")
     document = {
         "source": graph.name,
         "legend": _LEGEND,
         "counts": _counts(graph),
-        "totals": _totals(graph),
-        "arrays": [_array(graph, array) for array in graph.arrays],
-        "operators": [_operator(op) for op in graph.operators],
-        "edges": [_edge(graph, edge) for edge in graph.edges],
+        "totals": total(graph),
+        "arrays": [
+            {
+                "name": a.name,
+                "dim": list(a.type.shape),
+                "role": role_of(graph, a),
+                "read_rect": listed(held_of(a).read),
+                "write_rect": listed(held_of(a).write),
+                "writers": writers[a.name],
+                "readers": readers[a.name],
+            }
+            for a in arrays(graph)
+        ],
+        "operators": [_operator(graph, node) for node in graph.nodes],
+        "edges": [edge for node in graph.nodes for edge in _edges(graph, node)],
     }
     return _lines(document)
 
@@ -44,62 +62,25 @@ def _lines(document: dict[str, Any]) -> str:
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
-def _counts(graph: RectGraph) -> dict[str, Any]:
-    counts: dict[str, Any] = {"arrays": len(graph.arrays), "operators": len(graph.operators)}
-    counts |= {"edges": len(graph.edges), "by_kind": count_kinds(graph)}
-    if graph.evidence:
-        counts |= {f"edges_{name}": times for name, times in sorted(Counter(graph.evidence.values()).items())}
-    return counts
+def _counts(graph: Graph) -> dict[str, Any]:
+    counts: dict[str, Any] = {"arrays": len(arrays(graph)), "operators": len(graph.nodes)}
+    counts |= {"edges": len(list(edges(graph))), "by_kind": count_kinds(graph)}
+    how = Counter(how for node in graph.nodes for how in node.attrs.get("evidence", {}).values())
+    return counts | {f"edges_{name}": times for name, times in sorted(how.items())}
 
 
-def _totals(graph: RectGraph) -> dict[str, Any]:
-    found = total(graph)
-    sizes = {str(role): found.bytes_by_role.get(role, 0) for role in RectRole}
-    return {
-        "param_count": dict(found.params),
-        "param_total": found.param_total,
-        "param_bytes_f32": sizes["param"],
-        "macs_forward": dict(found.macs_forward),
-        "macs_forward_total": found.forward_flops // 2,
-        "macs_backward_total": found.backward_flops // 2,
-        "flops_forward": found.forward_flops,
-        "flops_backward": found.backward_flops,
-        "flops_step": found.step_flops,
-        "flops_update_2_per_param": found.update_flops,
-        "bytes_by_role_f32": sizes,
-        "bytes_all_arrays_f32": found.bytes,
-        "param_grad_bytes_f32": found.param_grad_bytes,
-        "activation_grad_bytes_f32": sizes["grad"] - found.param_grad_bytes,
-    }
+def _operator(graph: Graph, node: Node) -> dict[str, Any]:
+    found: dict[str, Any] = {"name": node.name, "kind": node.op}
+    for key, ports in (("inputs", inputs_of(graph, node)), ("outputs", outputs_of(graph, node))):
+        found[key] = {port: array.name for port, array in ports.items()}
+    if node.op != "linear_grad":  # its own is not printed
+        found["result_dim"] = list(result_dim(graph, node))
+    if attrs := {key: value for key, value in node.attrs.items() if key != "evidence"}:
+        found["attrs"] = attrs
+    return found | {"math": KINDS[node.op].math}
 
 
-def _rect(rect: Box | None) -> list[list[int]] | None:
-    return None if rect is None else [[side.lo for side in rect], [side.hi for side in rect]]
-
-
-def _array(graph: RectGraph, array: Array) -> dict[str, Any]:
-    users = graph.readers[array.name]
-    in_place = [f"{op.name} (in place)" for op, port in users if op.kind == "update" and port == "params"]
-    return {
-        "name": array.name,
-        "dim": list(array.dim),
-        "role": str(array.role),
-        "read_rect": _rect(array.read_rect),
-        "write_rect": _rect(array.write_rect),
-        "writers": [f"{op.name}:{port}" for op, port in graph.writers[array.name]] + in_place,
-        "readers": [f"{op.name}:{port}" for op, port in users],
-    }
-
-
-def _operator(op: RectOperator) -> dict[str, Any]:
-    found: dict[str, Any] = {"name": op.name, "kind": op.kind, "inputs": dict(op.inputs), "outputs": dict(op.outputs)}
-    if op.result_dim is not None:
-        found["result_dim"] = list(op.result_dim)
-    if op.dists or op.attrs:
-        found["attrs"] = {key: _rect(rect) for key, rect in op.dists.items()} | dict(op.attrs)
-    return found | {"math": KINDS[op.kind].math}
-
-
-def _edge(graph: RectGraph, edge: Edge) -> dict[str, str]:
-    found = edge._asdict()
-    return found | {"evidence": str(graph.evidence[edge])} if edge in graph.evidence else found
+def _edges(graph: Graph, node: Node) -> Iterator[dict[str, str]]:
+    for src, dst, port in edges(graph, node):
+        how = node.attrs.get("evidence", {}).get(port)
+        yield {"src": src, "dst": dst, "port": port} | ({} if how is None else {"evidence": how})

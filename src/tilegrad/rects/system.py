@@ -10,32 +10,29 @@ Height and width of every map are cut into rows x cols boxes. A worker
 - has the weights and biases of its box, and the classifier's weights for its box of the last map: these are never sent;
 - has gradients of just what it has, and adds to a halo of them what belongs to others;
 - sums the logits over its box. The sum over workers is on every worker, as are labels, probabilities, loss and metric;
-  `model` says how rects show that.
+  `step` says how boxes show that.
 
 At one worker every rect is the whole array, but for the gradient of the loss, which nobody reads: it is one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
 from ..errors import InputError
+from ..ir import Graph, Input, Kind, Node, Value
 from ..region import Box, Interval, Slide, cuts_of_count
-from .model import Array, Dim, RectGraph, RectOperator, RectRole
+from .kinds import KINDS
+from .step import edges, held_of, inputs_of, listed, make_array, part_of, single_assignment
 
 Gain = Literal["a*(x+b)", "a*x+b"]
 METRICS = 4
-_LOGITS, _LOSS, _PROBABILITY = (
-    "classifier.linear1.output",
-    "classifier.softmax.output",
-    "classifier.softmax.probability",
-)
-_IMAGE, _LABELS, _WEIGHTS, _METRIC = (
-    "data.raw_output", "data.labels_output", "classifier.weights1", "classifier.evaluate.output",
-)  # fmt: skip
+_IMAGE, _LABELS, _WEIGHTS = "data.raw_output", "data.labels_output", "classifier.weights1"
+_LOGITS, _PROBABILITY = "classifier.linear1.output", "classifier.softmax.probability"
+_LOSS, _METRIC = "classifier.softmax.output", "classifier.evaluate.output"
 
 
 def training_step(
@@ -47,7 +44,7 @@ def training_step(
     classes: int,
     gain: Gain = "a*(x+b)",
     workers: tuple[int, int] = (1, 1),
-) -> tuple[RectGraph, ...]:
+) -> tuple[Graph, ...]:
     """One graph per worker, row by row. Raises `InputError` for sizes that cannot be."""
     kernels = [k if isinstance(k, tuple) else (k, k) for k, _ in layers]
     maps = [count for _, count in layers]
@@ -84,38 +81,30 @@ class _Sizes:
     workers: tuple[int, int]
 
 
-def _split(dim: Dim, place: Box) -> Box:
-    """All of an array, but of its last two dimensions this place."""
-    return Box((*Box.full(dim[:-2]), *place))
-
-
 @dataclass
 class _Worker:
     """One worker's graph as it grows."""
 
     sizes: _Sizes
     index: tuple[int, int]
-    arrays: dict[str, Array] = field(default_factory=dict)
-    operators: list[RectOperator] = field(default_factory=list)
+    arrays: dict[str, Value] = field(default_factory=dict)
+    operators: list[Node] = field(default_factory=list)
 
-    def graph(self) -> RectGraph:
-        last = len(self.sizes.kernels) - 1
-        self.source()
-        for at in range(last + 1):
+    def graph(self) -> Graph:
+        self.add_array(_IMAGE, self.dim(0), self.read(0), self.own(0))
+        self.add_array(_LABELS, (self.sizes.batch, 1, 1, 1))
+        self.do("data", "source", (), (_IMAGE, _LABELS))
+        for at in range(len(self.sizes.kernels)):
             self.layer(at)
         self.classifier()
-        self.classifier_grad()
-        for at in range(last, -1, -1):
-            self.layer_grad(at)
-        self.update("update_W1", _WEIGHTS)
-        for at in range(last, -1, -1):
-            for name in (f"L{at}.a", f"L{at}.b", f"L{at}.W"):
-                self.update(f"update_{name}", name)
-        self.operators += list(self.zeros())
-        row, col = self.index
-        rows, cols = self.sizes.workers
+        self.backward()
+        for param in [array.name for array in reversed(self.arrays.values()) if array.kind is Kind.PARAMETER]:
+            name = "update_W1" if param == _WEIGHTS else f"update_{param}"
+            self.do(name, "update", (param, f"{param}.grad"), in_place=True)
+        (row, col), (rows, cols) = self.index, self.sizes.workers
         name = f"worker {row},{col} of {rows}x{cols}" if rows * cols > 1 else "step"
-        return RectGraph(tuple(self.arrays.values()), tuple(self.operators), name)
+        graph = single_assignment(tuple(self.arrays.values()), self.operators, name)
+        return replace(graph, nodes=tuple(replace(node, attrs=_with_rects(graph, node)) for node in graph.nodes))
 
     def own(self, map: int) -> Box:
         """This worker's place in the maps of a layer; 0 is the image, 1 the first layer's."""
@@ -133,159 +122,106 @@ class _Worker:
 
     def read(self, map: int) -> Box:
         """This worker's place and the halo that the next layer needs."""
-        if map == len(self.sizes.kernels):
-            return self.own(map)
-        need = self.need(map)
-        if need.empty:
-            return self.own(map)
-        return self.own(map).hull(need)
+        own = self.own(map)
+        return own if map == len(self.sizes.kernels) or (need := self.need(map)).empty else own.hull(need)
 
-    def dim(self, map: int) -> Dim:
+    def dim(self, map: int) -> tuple[int, ...]:
         return (self.sizes.batch, *self.sizes.sides[map])
 
-    def array(self, name: str, dim: Dim, role: RectRole, read: Box, write: Box | None = None) -> None:
-        self.arrays[name] = Array(name, dim, role, read, write)
+    def add_array(self, name: str, dim: tuple[int, ...], *places: Box, kind: Kind = Kind.ACTIVATION) -> None:
+        """An array of which this worker reads and writes these places in the last two dimensions, or all."""
+        whole = Box.full(dim)
+        boxes = [Box((*whole[:-2], *place)) for place in places] or [whole]
+        self.arrays[name] = make_array(name, dim, kind, boxes[0], None if kind is Kind.PARAMETER else boxes[-1])
 
-    def whole(self, name: str, dim: Dim, role: RectRole) -> None:
-        self.array(name, dim, role, Box.full(dim), None if role is RectRole.PARAM else Box.full(dim))
-
-    def do(
-        self, name: str, kind: str, inputs: dict[str, str], outputs: dict[str, str], result: Dim | None,
-        dists: dict[str, Box], attrs: dict[str, Any] | None = None,
-    ) -> None:  # fmt: skip
-        reads, writes, rects = MappingProxyType(inputs), MappingProxyType(outputs), MappingProxyType(dists)
-        self.operators.append(RectOperator(name, kind, reads, writes, result, rects, MappingProxyType(attrs or {})))
-
-    def source(self) -> None:
-        dim = self.dim(0)
-        self.array(_IMAGE, dim, RectRole.INPUT, _split(dim, self.read(0)), _split(dim, self.own(0)))
-        self.whole(_LABELS, (self.sizes.batch, 1, 1, 1), RectRole.INPUT)
-        self.do("data", "source", {}, {"raw_data": _IMAGE, "labels": _LABELS}, dim, {})
+    def do(self, name: str, kind: str, reads: Sequence[str], writes: Sequence[str] = (), **attrs: Any) -> None:
+        """An operator, with its arrays in the order of the ports of its kind."""
+        inputs = tuple(Input(port, array) for port, array in zip(KINDS[kind].inputs, reads, strict=False))
+        self.operators.append(Node(name, kind, inputs, tuple(writes), MappingProxyType(attrs)))
 
     def layer(self, at: int) -> None:
         name, dim, place = f"L{at}", self.dim(at + 1), self.own(at + 1)
-        maps, channels = dim[1], self.sizes.sides[at][0]
-        for part, given in (
-            (f"{name}.W", (maps, 1, 1, channels, *self.sizes.kernels[at], *dim[2:])),
-            (f"{name}.b", (1, *dim[1:])),
-        ):
-            self.array(part, given, RectRole.PARAM, _split(given, place))
-        self.whole(f"{name}.a", (1,), RectRole.PARAM)
-        own = _split(dim, place)
-        for step in ("filter", "filterA", "filterNL"):
-            read = _split(dim, self.read(at + 1)) if step == "filterNL" else own
-            self.array(f"{name}.{step}.output", dim, RectRole.ACTIVATION, read, own)
-        before = f"L{at - 1}.filterNL.output" if at else _IMAGE
-        self.do(
-            f"{name}.filter", "locally_connected", {"input": before, "filters": f"{name}.W"},
-            {"output": f"{name}.filter.output"}, dim, self.connected(at), {"stride": 1, "padding": 0},
-        )  # fmt: skip
-        self.do(
-            f"{name}.filterA", "scalar_affine", {"input": f"{name}.filter.output", "a": f"{name}.a", "b": f"{name}.b"},
-            {"output": f"{name}.filterA.output"}, dim, {"dist_result": own}, self.gain(),
-        )  # fmt: skip
-        self.do(
-            f"{name}.filterNL", "nonlinearity", {"input": f"{name}.filterA.output"},
-            {"output": f"{name}.filterNL.output"}, dim, {"dist_result": own},
-        )  # fmt: skip
+        weights = (dim[1], 1, 1, self.sizes.sides[at][0], *self.sizes.kernels[at], *dim[2:])
+        self.add_array(f"{name}.W", weights, place, kind=Kind.PARAMETER)
+        self.add_array(f"{name}.b", (1, *dim[1:]), place, kind=Kind.PARAMETER)
+        self.add_array(f"{name}.a", (1,), kind=Kind.PARAMETER)
+        filtered, scaled, out = (f"{name}.{step}.output" for step in ("filter", "filterA", "filterNL"))
+        self.add_array(filtered, dim, place)
+        self.add_array(scaled, dim, place)
+        self.add_array(out, dim, self.read(at + 1), place)
+        reads = (self.before(at), f"{name}.W")
+        need = listed(Box((*Box.full(self.dim(at)[:2]), *self.need(at))))
+        gain = {} if self.sizes.gain == "a*(x+b)" else {"gain": self.sizes.gain}
+        self.do(f"{name}.filter", "locally_connected", reads, (filtered,), dist_input=need, stride=1, padding=0)
+        self.do(f"{name}.filterA", "scalar_affine", (filtered, f"{name}.a", f"{name}.b"), (scaled,), **gain)
+        self.do(f"{name}.filterNL", "nonlinearity", (scaled,), (out,))
 
-    def gain(self) -> dict[str, Any]:
-        return {} if self.sizes.gain == "a*(x+b)" else {"gain": self.sizes.gain}
-
-    def connected(self, at: int) -> dict[str, Box]:
-        return {
-            "dist_input": _split(self.dim(at), self.need(at)),
-            "dist_filters": self.arrays[f"L{at}.W"].read_rect,
-            "dist_result": _split(self.dim(at + 1), self.own(at + 1)),
-        }
+    def before(self, at: int) -> str:
+        return f"L{at - 1}.filterNL.output" if at else _IMAGE
 
     def classifier(self) -> None:
         last = len(self.sizes.kernels)
-        dim, place = self.dim(last), self.own(last)
-        weights, logits = (self.sizes.classes, *dim[1:]), (self.sizes.batch, self.sizes.classes, 1, 1)
-        self.array(_WEIGHTS, weights, RectRole.PARAM, _split(weights, place))
-        for name, given, role in (
-            (_LOGITS, logits, RectRole.ACTIVATION), (_PROBABILITY, logits, RectRole.ACTIVATION),
-            (_LOSS, (1, 1, 1, 1), RectRole.LOSS), (_METRIC, (METRICS, 1, 1, 1), RectRole.METRIC),
-        ):  # fmt: skip
-            self.whole(name, given, role)
-        self.do(
-            "classifier.linear1", "linear", {"input": f"L{last - 1}.filterNL.output", "weights": _WEIGHTS},
-            {"output": _LOGITS}, logits, {"read_rect": _split(dim, place), "write_rect": Box.full(logits)},
-        )  # fmt: skip
-        self.do(
-            "classifier.softmax", "softmax_cross_entropy", {"input": _LOGITS, "labels": _LABELS},
-            {"probability": _PROBABILITY, "output": _LOSS}, (1, 1, 1, 1), {"dist_result": Box.full((1, 1, 1, 1))},
-        )  # fmt: skip
-        metrics = (METRICS, 1, 1, 1)
-        self.do(
-            "classifier.evaluate", "evaluate", {"probability": _PROBABILITY, "labels": _LABELS},
-            {"output": _METRIC}, metrics, {"dist_result": Box.full(metrics)},
-        )  # fmt: skip
-        self.do("classifier.evaluate.accuracy", "accuracy", {"input": _METRIC}, {}, (1,), {})
+        dim, logits = self.dim(last), (self.sizes.batch, self.sizes.classes, 1, 1)
+        self.add_array(_WEIGHTS, (self.sizes.classes, *dim[1:]), self.own(last), kind=Kind.PARAMETER)
+        sizes = {_LOGITS: logits, _PROBABILITY: logits, _LOSS: (1, 1, 1, 1), _METRIC: (METRICS, 1, 1, 1)}
+        for name, size in sizes.items():
+            self.add_array(name, size)
+        self.do("classifier.linear1", "linear", (self.before(last), _WEIGHTS), (_LOGITS,))
+        self.do("classifier.softmax", "softmax_cross_entropy", (_LOGITS, _LABELS), (_PROBABILITY, _LOSS))
+        self.do("classifier.evaluate", "evaluate", (_PROBABILITY, _LABELS), (_METRIC,))
+        self.do("classifier.evaluate.accuracy", "accuracy", (_METRIC,))
 
-    def classifier_grad(self) -> None:
-        last = len(self.sizes.kernels)
-        dim, logits, weights = self.dim(last), self.arrays[_LOGITS].dim, self.arrays[_WEIGHTS]
-        loss = self.arrays[_LOSS]
-        self.array(f"{_LOSS}.grad", loss.dim, RectRole.GRAD, Box([(0, 0)] * 4), loss.write_rect)
-        self.whole(f"{_LOGITS}.grad", logits, RectRole.GRAD)
-        self.array(f"{_WEIGHTS}.grad", weights.dim, RectRole.GRAD, weights.read_rect, weights.read_rect)
-        self.do(
-            "classifier.softmax.grad", "softmax_cross_entropy_grad",
-            {"output.delta": f"{_LOSS}.grad", "probability": _PROBABILITY, "labels": _LABELS},
-            {"input.delta": f"{_LOGITS}.grad"}, loss.dim, {"dist_result": Box.full(logits)},
-        )  # fmt: skip
-        before = f"L{last - 1}.filterNL.output"
-        self.do(
-            "classifier.linear1.grad", "linear_grad",
-            {"output.delta": f"{_LOGITS}.grad", "input": before, "weights": _WEIGHTS},
-            {"weights.delta": f"{_WEIGHTS}.grad", "input.delta": f"{before}.grad"}, None,
-            {"read_rect": Box.full(logits), "write_rect": _split(dim, self.own(last))},
-        )  # fmt: skip
+    def backward(self) -> None:
+        """The gradients of all operators, the last first: what each reads and writes is told by the ports of its kind.
+        Nobody wants the gradient of the image, and that of a*x+b does not need b."""
+        for op in reversed(tuple(self.operators)):
+            if (kind := f"{op.op}_grad") in KINDS:
+                at = {i.arg: i.value for i in op.inputs} | dict(zip(KINDS[op.op].outputs, op.outputs, strict=True))
+                reads, writes = KINDS[kind].inputs, KINDS[kind].outputs
+                reads = reads[:-1] if op.attrs.get("gain") else reads
+                writes = writes[:-1] if at.get("input") == _IMAGE else writes
+                arrays = [self.gradient(at[p[:-6]]) if p.endswith(".delta") else at[p] for p in (*reads, *writes)]
+                attrs = {key: value for key, value in op.attrs.items() if key in ("dist_input", "gain")}
+                self.do(f"{op.name}.grad", kind, arrays[: len(reads)], arrays[len(reads) :], **attrs)
 
-    def layer_grad(self, at: int) -> None:
-        name, dim = f"L{at}", self.dim(at + 1)
-        own = _split(dim, self.own(at + 1))
-        for step in ("filterNL", "filterA", "filter"):  # what the next layer's halo adds to goes to its owner
-            write = _split(dim, self.read(at + 1)) if step == "filterNL" else own
-            self.array(f"{name}.{step}.output.grad", dim, RectRole.GRAD, own, write)
-        for part in ("a", "b", "W"):
-            param = self.arrays[f"{name}.{part}"]
-            self.array(f"{param.name}.grad", param.dim, RectRole.GRAD, param.read_rect, param.read_rect)
-        self.do(
-            f"{name}.filterNL.grad", "nonlinearity_grad",
-            {
-                "output.delta": f"{name}.filterNL.output.grad", "input": f"{name}.filterA.output",
-                "output": f"{name}.filterNL.output",
-            },
-            {"input.delta": f"{name}.filterA.output.grad"}, dim, {"dist_result": own},
-        )  # fmt: skip
-        inputs = {"output.delta": f"{name}.filterA.output.grad", "input": f"{name}.filter.output", "a": f"{name}.a"}
-        if self.sizes.gain == "a*(x+b)":  # the gradient of a*x+b does not need b
-            inputs["b"] = f"{name}.b"
-        self.do(
-            f"{name}.filterA.grad", "scalar_affine_grad", inputs,
-            {"a.delta": f"{name}.a.grad", "b.delta": f"{name}.b.grad", "input.delta": f"{name}.filter.output.grad"},
-            dim, {"dist_result": own}, self.gain(),
-        )  # fmt: skip
-        before = f"L{at - 1}.filterNL.output" if at else _IMAGE
-        outputs = {"filters.delta": f"{name}.W.grad"}
-        if at:  # nobody wants the gradient of the image
-            outputs["input.delta"] = f"{before}.grad"
-        self.do(
-            f"{name}.filter.grad", "locally_connected_grad",
-            {"output.delta": f"{name}.filter.output.grad", "input": before, "filters": f"{name}.W"}, outputs, dim,
-            self.connected(at),
-        )  # fmt: skip
+    def gradient(self, of: str) -> str:
+        """The gradient of an array: a worker has it for what it has, and adds to that of all it reads."""
+        name, held = f"{of}.grad", held_of(self.arrays[of])
+        if name not in self.arrays:
+            read = Box([(0, 0)] * 4) if of == _LOSS else held.write or held.read
+            self.arrays[name] = make_array(name, self.arrays[of].type.shape, Kind.GRADIENT, read, held.read)
+            self.do(f"{name}.set_zero", "set_zero", (), (name,))
+        return name
 
-    def update(self, name: str, param: str) -> None:
-        of = self.arrays[param]
-        inputs = {"params": param, "gradient": f"{param}.grad"}
-        self.do(name, "update", inputs, {}, of.dim, {"dist_result": of.read_rect}, {"in_place": True})
 
-    def zeros(self) -> Iterator[RectOperator]:
-        for array in self.arrays.values():
-            if array.role is RectRole.GRAD:
-                outputs = MappingProxyType({"output": array.name})
-                yield RectOperator(f"{array.name}.set_zero", "set_zero", MappingProxyType({}), outputs, array.dim)
+def _with_rects(graph: Graph, node: Node) -> Mapping[str, Any]:
+    """The attributes of an operator with all rects of its kind: those of its arrays, where it has none of its own."""
+    rects = {}
+    for key in KINDS[node.op].dists:
+        part, any_part = part_of(graph, node, key)
+        held = held_of(part)
+        rects[key] = listed(held.read if any_part else held.write or held.read)
+    return MappingProxyType({**rects, **node.attrs})
+
+
+def split_step(graph: Graph, workers: tuple[int, int]) -> tuple[Graph, ...]:
+    """The step that a graph shows on another number of workers: one graph each, with all boxes made anew. Raises
+    `InputError` where it is of another form."""
+    try:
+        batch, channels, height, width = graph.shape(_IMAGE)
+        layers: list[tuple[tuple[int, int], int]] = []
+        while (name := f"L{len(layers)}.W") in graph.value:
+            maps, _, _, _, kh, kw, _, _ = graph.shape(name)
+            layers.append(((kh, kw), maps))
+        found = training_step(
+            batch=batch, image=(height, width), channels=channels, layers=layers, classes=graph.shape(_WEIGHTS)[0],
+            gain="a*(x+b)" if "b" in inputs_of(graph, graph.node["L0.filterA.grad"]) else "a*x+b", workers=workers,
+        )  # fmt: skip
+    except InputError:
+        raise
+    except (KeyError, ValueError, IndexError):
+        what = "a step of another form than layers L0, L1, … and a classifier"
+        raise InputError(what, where=graph.name, hint="the rects of the file itself, without --mesh") from None
+    if set(edges(found[0])) != set(edges(graph)):
+        raise InputError("a step with other operators than the layers explain", where=graph.name)
+    return found

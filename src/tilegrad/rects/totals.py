@@ -1,70 +1,56 @@
-"""What a step comes to: parameters, work and bytes. A multiply and an add are two flops; elements have four bytes."""
+"""What a step comes to: parameters, work and bytes. A multiply and an add are two flops."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
-from math import prod
+from typing import Any
 
-from .model import RectGraph, RectOperator, RectRole
+from ..ir import Graph, Kind, Node
+from .step import ROLES, arrays, held_of, inputs_of, outputs_of, role_of
 
-ELEMENT_BYTES = 4
 _WEIGHTS = {"locally_connected": "filters", "linear": "weights"}
 
 
-@dataclass(frozen=True)
-class Totals:
-    """Of the whole step, over all workers."""
-
-    params: Mapping[str, int]  # elements, by array
-    macs_forward: Mapping[str, int]  # by operator
-    forward_flops: int
-    backward_flops: int
-    bytes_by_role: Mapping[RectRole, int]
-    param_grad_bytes: int
-
-    @property
-    def param_total(self) -> int:
-        return sum(self.params.values())
-
-    @property
-    def step_flops(self) -> int:
-        return self.forward_flops + self.backward_flops
-
-    @property
-    def update_flops(self) -> int:
-        """Of plain gradient descent: a multiply and an add each."""
-        return 2 * self.param_total
-
-    @property
-    def bytes(self) -> int:
-        return sum(self.bytes_by_role.values())
-
-
-def total(graph: RectGraph) -> Totals:
-    params = {a.name: prod(a.dim) for a in graph.arrays if a.role is RectRole.PARAM}
-    sizes = Counter[RectRole]()
-    for array in graph.arrays:
-        sizes[array.role] += ELEMENT_BYTES * prod(array.dim)
-    flops = {op.name: flops_of(graph, op, whole=True) for op in graph.operators}
-    forward = {op.name: flops[op.name] // 2 for op in graph.operators if op.kind in _WEIGHTS}
-    ahead = 2 * sum(forward.values())
-    grads = ELEMENT_BYTES * sum(count for name, count in params.items() if f"{name}.grad" in graph.array)
-    return Totals(params, forward, ahead, sum(flops.values()) - ahead, dict(sizes), grads)
+def total(graph: Graph) -> dict[str, Any]:
+    """Of the whole step, over all workers, under the names that a file has for it."""
+    params = {v.name: v.type for v in graph.of_kind(Kind.PARAMETER)}
+    sizes = dict.fromkeys(ROLES, 0)
+    for array in arrays(graph):
+        sizes[role_of(graph, array)] += array.type.bytes
+    grads = sum(type.bytes for name, type in params.items() if f"{name}.grad" in graph.value)
+    macs = {node.name: flops_of(graph, node, whole=True) // 2 for node in graph.nodes}
+    ahead = {node.name: macs[node.name] for node in graph.nodes if node.op in _WEIGHTS}
+    forward, step = sum(ahead.values()), sum(macs.values())
+    count = sum(type.size for type in params.values())
+    return {
+        "param_count": {name: type.size for name, type in params.items()},
+        "param_total": count,
+        "param_bytes_f32": sizes["param"],
+        "macs_forward": ahead,
+        "macs_forward_total": forward,
+        "macs_backward_total": step - forward,
+        "flops_forward": 2 * forward,
+        "flops_backward": 2 * (step - forward),
+        "flops_step": 2 * step,
+        "flops_update_2_per_param": 2 * count,  # of plain gradient descent
+        "bytes_by_role_f32": sizes,
+        "bytes_all_arrays_f32": sum(sizes.values()),
+        "param_grad_bytes_f32": grads,
+        "activation_grad_bytes_f32": sizes["grad"] - grads,
+    }
 
 
-def count_kinds(graph: RectGraph) -> dict[str, int]:
-    return dict(sorted(Counter(op.kind for op in graph.operators).items()))
+def count_kinds(graph: Graph) -> dict[str, int]:
+    return dict(sorted(Counter(node.op for node in graph.nodes).items()))
 
 
-def flops_of(graph: RectGraph, op: RectOperator, *, whole: bool = False) -> int:
+def flops_of(graph: Graph, node: Node, *, whole: bool = False) -> int:
     """The work of one operator: on this worker, or on all together. Only sums over channels or space count: each weight
     is used once per image, and once more for every gradient that is made with it."""
-    weights = _WEIGHTS.get(op.kind.removesuffix("_grad"))
+    weights = _WEIGHTS.get(node.op.removesuffix("_grad"))
     if weights is None:
         return 0
-    array = graph.array[op.inputs[weights]]
-    times = sum(port.endswith(".delta") for port in op.outputs) if op.kind.endswith("_grad") else 1
-    used = prod(array.dim) if whole else array.read_rect.volume
-    return 2 * times * graph.array[op.inputs["input"]].dim[0] * used
+    reads = inputs_of(graph, node)
+    times = len(outputs_of(graph, node)) if node.op.endswith("_grad") else 1
+    used = reads[weights].type.size if whole else held_of(reads[weights]).read.volume
+    return 2 * times * reads["input"].type.shape[0] * used

@@ -16,9 +16,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import InputError
+from ..ir import Graph, Value
 from ..region import Box, cuts_of_count
-from .model import Array, RectGraph, RectRole
-from .totals import ELEMENT_BYTES, flops_of
+from .step import arrays, dists_of, held_of, inputs_of, outputs_of, owned, role_of
+from .totals import flops_of
 
 # Where a worker makes a part of a sum over all workers, and all of it is wanted: kind and port.
 _SUMS = {("linear", "output"), ("scalar_affine_grad", "a.delta")}
@@ -29,7 +30,7 @@ class Share:
     """One worker's part of a step."""
 
     name: str
-    owned_bytes: Mapping[RectRole, int]
+    owned_bytes_by_role: Mapping[str, int]
     held_bytes: int  # with the halos
     halo_bytes: int  # received, as the next two
     gradient_bytes: int
@@ -37,95 +38,80 @@ class Share:
     flops: int
 
     @property
-    def owned_total(self) -> int:
-        return sum(self.owned_bytes.values())
+    def owned_bytes(self) -> int:
+        return sum(self.owned_bytes_by_role.values())
 
     @property
     def received_bytes(self) -> int:
         return self.halo_bytes + self.gradient_bytes + self.sum_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Imbalance:
-    """The largest share over the mean; 1 where all are alike, or there is nothing to share."""
-
-    owned: float
-    received: float
-    flops: float
-
-
-def shares(graphs: Sequence[RectGraph]) -> tuple[Share, ...]:
+def shares(graphs: Sequence[Graph]) -> tuple[Share, ...]:
     """What each worker has, gets and does. The graphs are those of one step, one per worker."""
     if not graphs:
         raise InputError("a step without workers", where="shares")
     for graph in graphs:
-        same = [(a.name, a.dim) for a in graph.arrays] == [(a.name, a.dim) for a in graphs[0].arrays]
-        if not same or list(graph.operator) != list(graphs[0].operator):
+        same = [(v.name, v.type) for v in graph.values] == [(v.name, v.type) for v in graphs[0].values]
+        if not same or list(graph.node) != list(graphs[0].node):
             raise InputError("workers of different steps", where=f"{graphs[0].name}, {graph.name}")
     return tuple(_share(graphs, at) for at in range(len(graphs)))
 
 
-def imbalance(parts: Sequence[Share]) -> Imbalance:
-    return Imbalance(
-        _spread([p.owned_total for p in parts]), _spread([p.received_bytes for p in parts]),
-        _spread([p.flops for p in parts]),
-    )  # fmt: skip
+def imbalance(parts: Sequence[Share]) -> dict[str, float]:
+    """The largest share over the mean; 1 where all are alike, or there is nothing to share."""
+    each = {"owned": [p.owned_bytes for p in parts], "received": [p.received_bytes for p in parts]}
+    each["flops"] = [p.flops for p in parts]
+    return {what: max(sizes) * len(sizes) / sum(sizes) if any(sizes) else 1.0 for what, sizes in each.items()}
 
 
-def _spread(numbers: list[int]) -> float:
-    return max(numbers) * len(numbers) / sum(numbers) if any(numbers) else 1.0
-
-
-def _share(graphs: Sequence[RectGraph], at: int) -> Share:
+def _share(graphs: Sequence[Graph], at: int) -> Share:
     graph = graphs[at]
-    owned = Counter[RectRole]()
+    have = Counter[str]()
     held = 0
-    for array in graph.arrays:
-        owned[array.role] += ELEMENT_BYTES * graph.owned(array).volume
-        held += ELEMENT_BYTES * _hull(array).volume
+    for array in arrays(graph):
+        boxes = held_of(array)
+        have[role_of(graph, array)] += _bytes(array, owned(graph, array))
+        held += _bytes(array, boxes.read if boxes.write is None else boxes.read.hull(boxes.write))
     return Share(
         name=graph.name,
-        owned_bytes=dict(owned),
+        owned_bytes_by_role=dict(have),
         held_bytes=held,
-        halo_bytes=sum(size for _, _, size in _halos(graphs, at)),
-        gradient_bytes=sum(size for _, _, size in _gradients(graphs, at)),
+        halo_bytes=sum(_halos(graphs, at)),
+        gradient_bytes=sum(_gradients(graphs, at)),
         sum_bytes=sum(_sums(graphs, at)),
-        flops=sum(flops_of(graph, op) for op in graph.operators),
+        flops=sum(flops_of(graph, node) for node in graph.nodes),
     )
 
 
-def _hull(array: Array) -> Box:
-    return array.read_rect if array.write_rect is None else array.read_rect.hull(array.write_rect)
+def _bytes(array: Value, box: Box) -> int:
+    return array.type.item_bytes * box.volume
 
 
-def _halos(graphs: Sequence[RectGraph], at: int) -> Iterator[tuple[str, int, int]]:
-    """Array, from whom, bytes."""
-    for op in graphs[at].operators:
-        if op.kind == "locally_connected":
-            name, need = op.inputs["input"], op.dists["dist_input"]
-            for other, graph in enumerate(graphs):
-                wrote = graph.array[name].write_rect
-                if other != at and wrote is not None and (size := need.meet(wrote).volume):
-                    yield name, other, ELEMENT_BYTES * size
+def _halos(graphs: Sequence[Graph], at: int) -> Iterator[int]:
+    for node in graphs[at].nodes:
+        if node.op == "locally_connected":
+            array = inputs_of(graphs[at], node)["input"]
+            need = dists_of(node).get("dist_input", held_of(array).read)
+            for other in (*graphs[:at], *graphs[at + 1 :]):
+                held = held_of(other.value[array.name])
+                yield _bytes(array, need.meet(held.write or held.read))
 
 
-def _gradients(graphs: Sequence[RectGraph], at: int) -> Iterator[tuple[str, int, int]]:
-    for op in graphs[at].operators:
-        if op.kind == "locally_connected_grad" and "input.delta" in op.outputs:
-            name = op.outputs["input.delta"]
-            mine = graphs[at].array[name].read_rect
-            for other, graph in enumerate(graphs):
-                added = graph.operator[op.name].dists["dist_input"]
-                if other != at and (size := added.meet(mine).volume):
-                    yield name, other, ELEMENT_BYTES * size
+def _gradients(graphs: Sequence[Graph], at: int) -> Iterator[int]:
+    for node in graphs[at].nodes:
+        array = outputs_of(graphs[at], node).get("input.delta")
+        if node.op == "locally_connected_grad" and array is not None:
+            for other in (*graphs[:at], *graphs[at + 1 :]):
+                reads = inputs_of(other, other.node[node.name])["input"]
+                added = dists_of(other.node[node.name]).get("dist_input", held_of(reads).read)
+                yield _bytes(array, added.meet(held_of(array).read))
 
 
-def _sums(graphs: Sequence[RectGraph], at: int) -> Iterator[int]:
+def _sums(graphs: Sequence[Graph], at: int) -> Iterator[int]:
     workers = len(graphs)
-    for op in graphs[at].operators:
-        for port, name in op.outputs.items():
-            if (op.kind, port) in _SUMS:
-                size = Box.full(graphs[at].array[name].dim).volume
-                cuts = cuts_of_count(size, workers)
+    for node in graphs[at].nodes:
+        for port, array in outputs_of(graphs[at], node).items():
+            if (node.op, port) in _SUMS:
+                cuts = cuts_of_count(array.type.size, workers)
                 piece = cuts[at + 1] - cuts[at]
-                yield ELEMENT_BYTES * ((workers - 1) * piece + size - piece)
+                yield array.type.item_bytes * ((workers - 1) * piece + array.type.size - piece)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import prod
 
 from .interval import Interval
@@ -54,5 +54,23 @@ class Box(tuple[Interval, ...]):
     def holds(self, other: Box) -> bool:
         return other.empty or all(a.holds(b) for a, b in zip(self, other, strict=True))
 
+    def inside(self, shape: Sequence[int]) -> bool:
+        """Is it a box of a value of this shape? It has the same rank, does not run backward and sticks out nowhere."""
+        return len(self) == len(shape) and all(0 <= s.lo <= s.hi <= n for s, n in zip(self, shape, strict=True))
+
+    @property
+    def text(self) -> str:
+        """`0:1,3:8`, or `-` where there are no sides."""
+        return ",".join(f"{side.lo}:{side.hi}" for side in self) or "-"
+
+    @classmethod
+    def parse(cls, text: str) -> Box:
+        """The inverse of `text`; `ValueError` where it is none."""
+        sides = [side.split(":") for side in text.split(",")] if text != "-" else []
+        return cls(Interval(int(lo), int(hi)) for lo, hi in sides)
+
+    def __str__(self) -> str:
+        return "[" + " ".join(f"{side.lo}:{side.hi}" for side in self) + "]"
+
     def __repr__(self) -> str:
-        return "Box(" + " ".join(f"{side.lo}:{side.hi}" for side in self) + ")"
+        return f"Box({str(self)[1:-1]})"

@@ -8,7 +8,6 @@ from rich.console import Console
 
 from ..planners.ranks.account import Account, imbalance, make_accounts
 from ..planners.ranks.plan import MeshPlan
-from ..region import Box
 from ..units import format_bytes, format_rate
 from .terminal import make_table
 
@@ -35,17 +34,8 @@ def ranks_json(plan: MeshPlan) -> dict[str, Any]:
 
 def _boxes(plan: MeshPlan, account: Account) -> dict[str, Any]:
     """Of inputs and outputs: what a worker owns, and what it reads."""
-    found = {}
-    for name in dict.fromkeys((*plan.graph.inputs, *plan.graph.outputs)):
-        found[name] = {
-            "owned": _sides(plan.owned(name, account.coords)),
-            "read": _sides(plan.needed(name, account.coords)),
-        }
-    return found
-
-
-def _sides(box: Box) -> list[list[int]]:
-    return [list(side) for side in box]
+    names = dict.fromkeys((*plan.graph.inputs, *plan.graph.outputs))
+    return {n: {"owned": plan.owned(n, account.coords), "read": plan.needed(n, account.coords)} for n in names}
 
 
 def print_ranks(plan: MeshPlan, console: Console) -> None:
@@ -60,7 +50,7 @@ def print_ranks(plan: MeshPlan, console: Console) -> None:
         table.add_row(
             str(a.rank),
             ",".join(map(str, a.coords)),
-            str(plan.owned(source, a.coords)).removeprefix("Box") if source else "",
+            repr(plan.owned(source, a.coords)).removeprefix("Box") if source else "",
             *map(format_bytes, (a.owned_bytes, a.weight_bytes, a.halo_bytes, a.sent_bytes, a.received_bytes)),
             str(a.messages),
             format_rate(a.work_flops, "FLOP"),

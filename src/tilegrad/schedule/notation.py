@@ -22,7 +22,7 @@ from itertools import pairwise
 
 from ..errors import FormatError
 from ..ir import Graph
-from ..region import Box, Interval
+from ..region import Box
 from .island import Island
 from .rules import check_schedule
 from .schedule import Schedule, Seat, Storage
@@ -70,13 +70,9 @@ def _names(names: Iterable[str]) -> str:
     return ",".join(names)
 
 
-def _box(box: Box) -> str:
-    return ",".join(f"{side.lo}:{side.hi}" for side in box) or "-"
-
-
 def _format_seat(seat: Seat) -> list[str]:
     lines = [_line("rank", str(seat.rank), *(["mute", _names(sorted(seat.mute))] if seat.mute else []))]
-    lines += [_line("owns", name, _box(box), "holds", _box(seat.regions[name])) for name, box in seat.owned.items()]
+    lines += [_line("owns", name, box.text, "holds", seat.regions[name].text) for name, box in seat.owned.items()]
     return lines
 
 
@@ -90,18 +86,18 @@ def _format_island(island: Island) -> list[str]:
 def _format_island_step(step: IslandStep) -> str:
     match step:
         case Load(value=value, box=box, share=share):
-            return _line("load", value, _box(box), *(["share", _box(share)] if share is not None else []))
+            return _line("load", value, box.text, *(["share", share.text] if share is not None else []))
         case Compute(node=node, out=out, reads=reads, answers=answers):
-            more = ["answers", *map(_box, answers)] if answers is not None else []
-            return _line("compute", node, _box(out), "reads", *map(_box, reads), *more)
+            more = ["answers", *(box.text for box in answers)] if answers is not None else []
+            return _line("compute", node, out.text, "reads", *(box.text for box in reads), *more)
         case Join(value=value, own=own, held=held, receives=receives, gives=gives):
             halos = [word for kind, each in (("takes", receives), ("gives", gives)) for h in each for word in
-                     (kind, str(h.axis), str(h.dim), _box(h.box), h.peer)]  # fmt: skip
-            return _line("join", value, "own", _box(own), "held", _box(held), *halos)
+                     (kind, str(h.axis), str(h.dim), h.box.text, h.peer)]  # fmt: skip
+            return _line("join", value, "own", own.text, "held", held.text, *halos)
         case Store(value=value, box=box):
-            return _line("store", value, _box(box))
+            return _line("store", value, box.text)
         case Fold(node=node, box=box):
-            return _line("fold", node, _box(box))
+            return _line("fold", node, box.text)
         case Free(value=value):
             return _line("free", value)
 
@@ -113,7 +109,7 @@ def _format_step(step: ScheduleStep) -> str:
         case Backward(island=name):
             return _line("backward", name)
         case Finish(node=name, axes=axes, parts=parts):
-            ranks = ["axes", _names(sorted(axes)) or "-", "parts", *map(_box, parts)] if parts else []
+            ranks = ["axes", _names(sorted(axes)) or "-", "parts", *(box.text for box in parts)] if parts else []
             return _line("finish", name, *ranks)
         case Turn():
             return "turn"
@@ -123,7 +119,7 @@ def _format_step(step: ScheduleStep) -> str:
             return _line("move", value, str(store))
         case Exchange(values=values, gives=gives, takes=takes, gradient=gradient):
             strips = [word for kind, each in (("gives", gives), ("takes", takes)) for s in each for word in
-                      (kind, s.value, _box(s.box), str(s.rank))]  # fmt: skip
+                      (kind, s.value, s.box.text, str(s.rank))]  # fmt: skip
             return _line("exchange", _names(values), *strips, "gradient" if gradient else "")
         case Sum(value=value, axes=axes, later=later):
             return _line("sum", value, _names(sorted(axes)) or "-", "later" if later else "")
@@ -166,11 +162,8 @@ class _Words:
 
     def box(self) -> Box:
         found = self.take("a box")
-        if found == "-":
-            return Box(())
         try:
-            sides = [tuple(map(int, side.split(":"))) for side in found.split(",")]
-            return Box(Interval(low, high) for low, high in sides)
+            return Box.parse(found)
         except ValueError:
             raise self.fail(f"'{found}' is no box") from None
 

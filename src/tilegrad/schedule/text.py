@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from ..region import Box
 from ..units import format_bytes, format_sizes
 from .phase import TilePhase
 from .schedule import Schedule
@@ -159,22 +158,18 @@ def format_steps(phase: TilePhase, tile: tuple[int, ...], *, backward: bool = Fa
 def _format_step(step: IslandStep) -> str:
     match step:
         case Load(value=value, box=box):
-            return f"load     {value} {_sides(box)}"
+            return f"load     {value} {box}"
         case Compute(node=node, out=out):
-            return f"compute  {node} {_sides(out)}"
+            return f"compute  {node} {out}"
         case Join(value=value, held=held, receives=receives, gives=gives):
-            return f"join     {value} {_sides(held)} <- {_halos(receives)} -> {_halos(gives)}"
+            return f"join     {value} {held} <- {_halos(receives)} -> {_halos(gives)}"
         case Store(value=value, box=box):
-            return f"store    {value} {_sides(box)}"
+            return f"store    {value} {box}"
         case Fold(node=node, box=box):
-            return f"fold     {node} {_sides(box)}"
+            return f"fold     {node} {box}"
         case Free(value=value):
             return f"free     {value}"
 
 
 def _halos(halos: tuple[Halo, ...]) -> str:
-    return " ".join(_sides(halo.box) for halo in halos) or "-"
-
-
-def _sides(box: Box) -> str:
-    return "[" + " ".join(f"{side.lo}:{side.hi}" for side in box) + "]"
+    return " ".join(str(halo.box) for halo in halos) or "-"

@@ -13,7 +13,9 @@ import pytest
 from rect_damage import draw
 from tilegrad.errors import FormatError
 from tilegrad.importers.rects import load_drawing, load_rect_json
-from tilegrad.rects import RectGraph, check_rect_graph, format_rect_json, to_dot, training_step
+from tilegrad.ir import Graph, check_graph
+from tilegrad.rects import check_rects, format_rect_json, training_step
+from tilegrad.report.dot import format_rects_dot
 
 GRAPH = training_step(batch=4, image=(12, 10), channels=2, layers=[(3, 4)], classes=5, workers=(2, 1))[1]
 SCAN = Path(__file__).parents[2] / "data" / "rect_drawing.txt"
@@ -21,11 +23,11 @@ MOST_S = 3.0
 ODD = ("-1", "1e999", "NaN", "9" * 30, "9" * 5000, '""', "null", "[]", "{}", "[[", "\0", "é", "->", "=", "Rect(", "<:")
 
 
-def _load_drawing(path: Path) -> RectGraph:
+def _load_drawing(path: Path) -> Graph:
     return load_drawing(path)[0]
 
 
-READERS: dict[str, tuple[Callable[[Path], RectGraph], Callable[[], str], int]] = {
+READERS: dict[str, tuple[Callable[[Path], Graph], Callable[[], str], int]] = {
     "json": (load_rect_json, lambda: format_rect_json(GRAPH), 400),
     "drawing": (_load_drawing, lambda: draw(GRAPH), 230),
     "scan": (_load_drawing, SCAN.read_text, 80),
@@ -66,8 +68,9 @@ def test_changed_files(tmp_path: Path, name: str) -> None:
             assert error.where and len(str(error)) < 2000
             seen["refused"] += 1
         else:
-            check_rect_graph(graph)
-            assert to_dot(graph) and format_rect_json(graph)
+            check_graph(graph)
+            check_rects(graph)
+            assert format_rects_dot(graph) and format_rect_json(graph)
             seen["read"] += 1
         assert time.process_time() - start < MOST_S
     assert seen["read"] and seen["refused"]

@@ -8,8 +8,9 @@ import pytest
 
 from reference_graphs import NAMES, reference_graph
 from tilegrad.errors import FormatError
-from tilegrad.ir import Graph, Input, Kind, Node, Phase, Role, TensorType, Value, check_graph
+from tilegrad.ir import Graph, Held, Input, Kind, Node, Phase, Role, TensorType, Value, check_graph
 from tilegrad.ir.check import RULES
+from tilegrad.region import Box
 
 T = TensorType((2, 3))
 X, W, B = Value("x", T, Kind.INPUT), Value("w", T, Kind.PARAMETER, "w"), Value("b", T, Kind.BUFFER, "b")
@@ -21,6 +22,13 @@ LEGAL = Graph((X, W, B, Y, Z), (MUL, ADD), ("z",), (("b", "z"),), "g")
 
 def test_the_example_is_legal() -> None:
     check_graph(LEGAL)
+    check_graph(split(Box([(0, 2), (1, 1)]), Box([(0, 1), (0, 3)])))
+
+
+def test_a_kind_of_graph_may_add_rules() -> None:
+    with pytest.raises(FormatError, match="breaks rule Q1: there is one") as error:
+        check_graph(LEGAL, {"Q1": lambda graph: iter([(graph.nodes[0].name, "there is one")])})
+    assert error.value.where == "mul"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -30,6 +38,10 @@ def test_captured_networks_are_legal(name: str) -> None:
 
 def reads(node: Node, *inputs: Input) -> Node:
     return replace(node, inputs=inputs)
+
+
+def split(read: Box, write: Box | None = None) -> Graph:
+    return replace(LEGAL, values=(replace(X, held=Held(read, write)), W, B, Y, Z))
 
 
 BROKEN = [
@@ -73,6 +85,10 @@ BROKEN = [
         "it is larger than 's'",
         "z",
     ),
+    ("G10", split(Box([(0, 2)])), r"a rank reads \[0:2\], which is not inside float32\[2, 3\]", "x"),
+    ("G10", split(Box([(0, 2), (2, 1)])), r"a rank reads \[0:2 2:1\]", "x"),
+    ("G10", split(Box([(0, 2), (-1, 1)])), r"a rank reads \[0:2 -1:1\]", "x"),
+    ("G10", split(Box([(0, 2), (0, 1)]), Box([(0, 3), (0, 1)])), r"a rank writes \[0:3 0:1\]", "x"),
 ]
 
 

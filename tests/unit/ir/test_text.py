@@ -16,6 +16,7 @@ from reference_graphs import NAMES, reference_graph
 from tilegrad.errors import FormatError
 from tilegrad.ir import (
     Graph,
+    Held,
     Input,
     Kind,
     Node,
@@ -27,15 +28,18 @@ from tilegrad.ir import (
     format_graph,
     parse_graph,
 )
+from tilegrad.region import Box
 
 ODD = ["a b", 'say "hi"', "back\\slash", "ünï→", "f(x)", "} @ {", "a: b, c: d", "-> y {}", "as", "", "\n", "\u2028"]
-names = st.sampled_from([*ODD, "x", "layer1.0.conv", "forward", "float"]) | st.text(max_size=6)
+names = st.sampled_from([*ODD, "x", "layer1.0.conv", "forward", "float", "in", "reads", "writes"]) | st.text(max_size=6)
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | names
 attributes = st.recursive(scalars, lambda part: st.lists(part, max_size=3) | st.dictionaries(names, part, max_size=2))
 inputs = st.builds(Input, names, names, st.sampled_from(Role))
 shapes = st.lists(st.integers(-1, 10**9), max_size=4).map(tuple)
 types = st.builds(TensorType, shapes, st.sampled_from(["float32", "bool"]))
-values = st.builds(Value, names, types, st.sampled_from(Kind), st.none() | names)
+boxes = st.lists(st.tuples(st.integers(-9, 10**9), st.integers(-9, 10**9)), max_size=3).map(Box)
+held = st.none() | st.builds(Held, boxes, st.none() | boxes)
+values = st.builds(Value, names, types, st.sampled_from(Kind), st.none() | names, st.none() | names, held)
 nodes = st.builds(
     Node,
     name=names,
@@ -104,6 +108,15 @@ def test_the_documented_form() -> None:
     assert format_graph(graph) == text.replace('"conv.weight"', "conv.weight")
 
 
+def test_boxes_of_a_rank() -> None:
+    line = "value x: float32[4, 8] activation in y reads 0:4,0:5 writes 0:4,0:4\n"
+    (value,) = parse_graph(line).values
+    assert value.alias == "y" and value.held == Held(Box.full((4, 5)), Box.full((4, 4)))
+    assert format_graph(Graph((value,), ())) == "graph graph\n" + line
+    (value,) = parse_graph("value reads: float32[] parameter reads -\n").values
+    assert value.name == "reads" and value.target is None and value.held == Held(Box(()))
+
+
 def test_empty_lines_are_skipped() -> None:
     assert parse_graph("graph g\n\n  \noutput x\n") == Graph((), (), ("x",), (), "g")
 
@@ -116,6 +129,9 @@ BROKEN = {
     "no shape": "value y: float32 input",
     "minus minus": "value y: float32[--2] input",
     "fractional": "value y: float32[2.5] input",
+    "no box": "value y: float32[2] input reads 0:2:3",
+    "half a box": "value y: float32[2] input reads 0",
+    "writes alone": "value y: float32[2] input writes 0:2",
     "unknown role": "node a = relu(self: x as king) -> y {} @ {}",
     "no source": NODE + "{}",
     "bad JSON": NODE + '{"a": } @ {}',

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from types import MappingProxyType
 
-from tilegrad.rects import Edge, Evidence, format_rect_json, to_dot, training_step
+from tilegrad.rects import format_rect_json, training_step
+from tilegrad.rects.step import with_evidence
+from tilegrad.report.dot import format_rects_dot
 
 GRAPHS = training_step(batch=2, image=(9, 8), channels=1, layers=[(3, 4), (2, 3)], classes=5, workers=(2, 1))
 
 
 def test_dot_has_every_node_edge_and_rect() -> None:
-    text = to_dot(GRAPHS[1])
+    text = format_rects_dot(GRAPHS[1])
     assert text.startswith('digraph "worker 1,0 of 2x1" {') and text.endswith("}\n")
     assert text.count("shape=box") == 34 and text.count("shape=oval") == 41
     assert text.count(" -> ") == 100
@@ -23,8 +24,8 @@ def test_dot_has_every_node_edge_and_rect() -> None:
 
 def test_dot_escapes_names_and_dashes_what_is_inferred() -> None:
     graph = replace(GRAPHS[0], name='a"b\\c\n')
-    graph = replace(graph, evidence=MappingProxyType({Edge("L0.a", "L0.filterA", "->a"): Evidence.INFERRED}))
-    text = to_dot(graph)
+    graph = with_evidence(graph, {("L0.a", "L0.filterA", "->a"): "inferred"})
+    text = format_rects_dot(graph)
     assert text.startswith('digraph "a\\"b\\\\c\N{REPLACEMENT CHARACTER}" {\n')
     assert text.count("style=dashed") == 1
 

@@ -18,12 +18,13 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from gzip import GzipFile
 from math import isfinite
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ...errors import FormatError
-from ..head import open_file
+from ..head import open_content
 
 _COUNTS = re.compile(rb"-?\d+ +-?\d+ *\r?(\n|$)")
 _TENSOR = re.compile(rb"[^\n]*\n\d+ \d+ (_|\d+|/[^\n ]+)\r?(\n|$)")
@@ -117,8 +118,8 @@ class ChainerDump:
 
 def load_dump(path: Path) -> ChainerDump:
     """Read the file once, from front to back."""
-    with open_file(path) as file:
-        return _Reader(file, path.name).dump()
+    with open_content(path) as (_, content):
+        return _Reader(content, path.name).dump()
 
 
 def sniff_chainer(head: bytes) -> bool:
@@ -134,7 +135,7 @@ def quote(text: str) -> str:
 class _Reader:
     """One line after another, each checked before it is kept."""
 
-    def __init__(self, file: BinaryIO, name: str):
+    def __init__(self, file: BinaryIO | GzipFile, name: str):
         self.file, self.name = file, name
         self.number = self.bytes = 0  # of the line read last, and of all lines so far
         self.tensors: dict[int, Tensor] = {}

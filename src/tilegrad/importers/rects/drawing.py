@@ -6,7 +6,7 @@ between them are rows of port labels. Scanning has put letters for digits, lost 
     1. Names tell how many layers there are, and so which nodes and ports there must be (`drawing_names`).
     2. Every dim and rect is printed several times over: the copies vote (`drawing_slots`).
     3. Labels tell which ports were seen, which are counted and which can only be inferred (`drawing_edges`).
-    4. The graph must keep all the rules of `check_rect_graph`.
+    4. The graph must keep all the rules of `check_rects`.
 
 Whatever was not taken as it stands is a `Repair`. What contradicts itself, or cannot be read, is a `FormatError`.
 A source prints a `dist_result` that is its array's write_rect; the graph has it once, there.
@@ -14,19 +14,20 @@ A source prints a `dist_result` that is its array's write_rect; the graph has it
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...errors import FormatError
-from ...rects import Evidence, RectGraph, check_rect_graph
+from ...ir import Graph, Held, TensorType
+from ...rects import check_rects
+from ...rects.step import is_rect, listed, with_evidence
+from ..json_walk import read_text
 from .drawing_edges import find_gain, weigh_edges
 from .drawing_names import FoundName, count_layers, match_names, split_run
-from .drawing_slots import Band, Slot, copies, keys_of, place_fields, resolve, template
+from .drawing_slots import Ballot, Band, Slot, copies, names_of, place_fields, template
 from .drawing_text import Label, TextLine, fold, parse_lines
 
 LARGEST_FILE = 1 << 22
@@ -48,30 +49,10 @@ def sniff_drawing(head: bytes) -> bool:
     return b"Rect(array([" in head and b"dtype=int32" in head and not head.lstrip().startswith((b"{", b"["))
 
 
-def load_drawing(path: str | Path) -> tuple[RectGraph, tuple[Repair, ...]]:
+def load_drawing(path: str | Path) -> tuple[Graph, tuple[Repair, ...]]:
     """The graph of a drawing, and every repair. Raises `FormatError` where it cannot be read."""
     path = Path(path)
-    return _Drawing(_read(path), path.name).graph()
-
-
-def _read(path: Path) -> str:
-    try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise FormatError("it is a folder or a device, not a file", where=str(path))
-        with path.open("rb") as file:
-            raw = file.read(LARGEST_FILE + 1)
-    except FormatError:
-        raise
-    except (OSError, ValueError) as error:  # ValueError: a path that cannot be one
-        reason = getattr(error, "strerror", None) or str(error)
-        raise FormatError(f"the file cannot be read: {reason}", where=str(path)) from None
-    if len(raw) > LARGEST_FILE:
-        raise FormatError(f"a drawing of more than {LARGEST_FILE} bytes", where=path.name)
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise FormatError(f"bytes that are not UTF-8: {error.reason}", where=f"{path.name}:{line}") from None
+    return _Drawing(read_text(path, LARGEST_FILE), path.name).graph()
 
 
 @dataclass
@@ -83,11 +64,11 @@ class _Drawing:
     def note(self, line: int, read: str, taken: str, why: str) -> None:
         self.repairs.append(Repair(line, read[:200], taken, why))
 
-    def graph(self) -> tuple[RectGraph, tuple[Repair, ...]]:
+    def graph(self) -> tuple[Graph, tuple[Repair, ...]]:
         lines = list(parse_lines(self.text, self.file))
         layers = count_layers(lines, self.file)
         shape = template(layers)
-        names = (*shape.array, *shape.operator)
+        names = names_of(shape)
         bands, rows, tokens = self.read_bands(lines, names)
         nodes, odd = match_names(tokens, names, self.file)
         for token, name, why in odd:
@@ -99,13 +80,13 @@ class _Drawing:
         kinds = copies(layers)
         placed = place_fields(bands, shape, kinds, self.file)
         where = {name: token.line for name, token in nodes.items()}
-        values = resolve(placed, shape, kinds, where, self.file, self.note)
+        values = Ballot(placed, shape, kinds, where, self.file).resolve(self.note)
         found = self.fill(shape, values)
         found = self.with_edges(found, nodes, rows)
         try:
-            check_rect_graph(found)
+            check_rects(found)
         except FormatError as error:
-            name = (error.where or "").rpartition(": ")[2]
+            name = error.where
             place = f"{self.file}:{where[name]} ({name})" if name in where else self.file
             raise FormatError(error.what, where=place, hint="scan it again") from None
         return found, tuple(sorted(self.repairs, key=lambda repair: repair.line))
@@ -153,8 +134,8 @@ class _Drawing:
                 raise FormatError(what, where=f"{self.file}:{line.number}", hint="scan it again")
             self.note(line.number, text, "nothing", "stray marks")
 
-    def check_found(self, shape: RectGraph, nodes: dict[str, FoundName]) -> None:
-        for name in (*shape.array, *shape.operator):
+    def check_found(self, shape: Graph, nodes: dict[str, FoundName]) -> None:
+        for name in names_of(shape):
             if name in nodes:
                 continue
             if not name.endswith(".set_zero"):
@@ -162,33 +143,29 @@ class _Drawing:
             line = nodes[name.removesuffix(".set_zero")].line if name.removesuffix(".set_zero") in nodes else 0
             self.note(line, "", name, "inferred: what is added to must be set to zero first")
 
-    def fill(self, shape: RectGraph, values: dict[Slot, object]) -> RectGraph:
+    def fill(self, shape: Graph, found: dict[Slot, Any]) -> Graph:
         """The nodes of a net with so many layers, with the dims and rects of this one."""
-        arrays = tuple(
-            replace(a, **{key: values[a.name, key] for key in ("dim", "read_rect", "write_rect")})  # type: ignore[arg-type]
-            for a in shape.arrays
-        )
-        dim = {array.name: array.dim for array in arrays}
-        operators = []
-        for op in shape.operators:
-            result = values.get((op.name, "result_dim"))
-            if op.kind in ("linear", "set_zero"):  # not printed
-                result = dim[op.outputs["output"]]
-            dists = {key: values[op.name, key] for key in keys_of(op) if key in op.dists}
-            operators.append(replace(op, result_dim=result, dists=MappingProxyType(dists)))  # type: ignore[arg-type]
-        return RectGraph(arrays, tuple(operators), Path(self.file).stem)
+        values = []
+        for value in shape.values:
+            dim, read, write = (found[value.alias or value.name, key] for key in ("dim", "read_rect", "write_rect"))
+            values.append(replace(value, type=TensorType(dim), held=Held(read, write)))
+        nodes = []
+        for node in shape.nodes:
+            rects = {key: listed(found[node.name, key]) for key in node.attrs if is_rect(key)}
+            nodes.append(replace(node, attrs=MappingProxyType({**node.attrs, **rects})))
+        return replace(shape, values=tuple(values), nodes=tuple(nodes), name=Path(self.file).stem)
 
-    def with_edges(self, graph: RectGraph, nodes: dict[str, FoundName], rows: list[list[Label]]) -> RectGraph:
+    def with_edges(self, graph: Graph, nodes: dict[str, FoundName], rows: list[list[Label]]) -> Graph:
         bands = {name: token.band for name, token in nodes.items()}
         evidence, left = weigh_edges(graph, bands, rows)
         for label in left:
             self.note(label.line, label.raw, "nothing", "a label more than there are ports")
-        for edge, how in evidence.items():
-            if how is not Evidence.SEEN:
-                ends = (edge.src, edge.dst) if edge.src in graph.operator else (edge.dst, edge.src)
+        for (src, dst, port), how in evidence.items():
+            if how != "seen":
+                ends = (src, dst) if src in graph.node else (dst, src)
                 token = nodes.get(ends[0]) or nodes[ends[1]]
                 why = "counted: there are labels enough, but not beside it"
-                if how is Evidence.INFERRED:
+                if how == "inferred":
                     why = "inferred: no label, but the operator must have this port"
-                self.note(token.line, "", f"{edge.src} {edge.port} {edge.dst}", why)
-        return replace(graph, evidence=MappingProxyType(evidence))
+                self.note(token.line, "", f"{src} {port} {dst}", why)
+        return with_evidence(graph, evidence)

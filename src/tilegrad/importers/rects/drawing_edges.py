@@ -11,30 +11,31 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ...errors import FormatError
-from ...rects import Edge, Evidence, RectGraph
+from ...ir import Graph
+from ...rects.step import Edge, edges, inputs_of
 from ...rects.system import Gain
 from .drawing_text import Label
 
 
 def weigh_edges(
-    graph: RectGraph, bands: dict[str, int], rows: Sequence[Sequence[Label]]
-) -> tuple[dict[Edge, Evidence], list[Label]]:
+    graph: Graph, bands: dict[str, int], rows: Sequence[Sequence[Label]]
+) -> tuple[dict[Edge, str], list[Label]]:
     """How each edge is known, and the labels that are left over. `bands`: of every node that is seen; row r stands
     between the bands r and r + 1."""
     free = [Counter((label.port, label.out) for label in row if label.port) for row in rows]
     crowded = [_is_crowded(graph, bands, row, at) for at, row in enumerate(free)]
-    found: dict[Edge, Evidence] = {}
+    found: dict[Edge, str] = {}
     late: list[Edge] = []
-    for op in graph.operators:
-        band = bands.get(op.name)
-        for edge in op.edges():
-            port, out = edge.port.strip("->"), edge.src == op.name
+    for node in graph.nodes:
+        band = bands.get(node.name)
+        for edge in edges(graph, node):
+            port, out = edge[2].strip("->"), edge[0] == node.name
             row = None if band is None else band if out else band - 1
             near = row is not None and 0 <= row < len(free) and (out or not crowded[row]) and free[row][port, out] > 0
             if near and row is not None:
                 free[row][port, out] -= 1
-            if near or (op.kind == "set_zero" and band is not None):
-                found[edge] = Evidence.SEEN
+            if near or (node.op == "set_zero" and band is not None):
+                found[edge] = "seen"
             else:
                 late.append(edge)
     for edge in late:
@@ -42,24 +43,25 @@ def weigh_edges(
     return found, [label for at, row in enumerate(rows) for label in _unused(row, free[at])]
 
 
-def _is_crowded(graph: RectGraph, bands: dict[str, int], row: Counter[tuple[str, bool]], at: int) -> bool:
-    ports = sum(len(op.inputs) for op in graph.operators if bands.get(op.name) == at + 1)
+def _is_crowded(graph: Graph, bands: dict[str, int], row: Counter[tuple[str, bool]], at: int) -> bool:
+    ports = sum(len(inputs_of(graph, node)) for node in graph.nodes if bands.get(node.name) == at + 1)
     return sum(times for (_, out), times in row.items() if not out) > ports
 
 
 def _far(
-    graph: RectGraph, edge: Edge, bands: dict[str, int], free: list[Counter[tuple[str, bool]]], crowded: list[bool]
-) -> Evidence:
+    graph: Graph, edge: Edge, bands: dict[str, int], free: list[Counter[tuple[str, bool]]], crowded: list[bool]
+) -> str:
     """An edge without a label beside its operator: the label may stand further up or down."""
-    out = edge.src in graph.operator
-    port, band = edge.port.strip("->"), bands.get(edge.src if out else edge.dst)
+    src, dst, label = edge
+    out = src in graph.node
+    port, band = label.strip("->"), bands.get(src if out else dst)
     if band is None:
-        return Evidence.INFERRED
+        return "inferred"
     for at, row in enumerate(free):
         if row[port, out] > 0 and ((out and at > band) or (not out and crowded[at] and at < band)):
             row[port, out] -= 1
-            return Evidence.SEEN if out else Evidence.COUNTED
-    return Evidence.INFERRED
+            return "seen" if out else "counted"
+    return "inferred"
 
 
 def _unused(row: Sequence[Label], left: Counter[tuple[str, bool]]) -> list[Label]:

@@ -5,8 +5,8 @@
      "operators": [{"name", "kind", "inputs", "outputs", "result_dim", "attrs"}, …],
      "edges": [{"src", "dst", "port", "evidence"}, …]}
 
-Arrays and operators make the graph. All else says it once more: where it is there it must agree. Keys that are not
-known are passed over.
+Names, dims and rects of arrays and the ports of operators make the graph. All else says it once more: where it is
+there it must agree. Keys that are not known are passed over.
 """
 
 from __future__ import annotations
@@ -14,22 +14,25 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from math import isfinite
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 
 from ...errors import FormatError
-from ...rects import Array, Edge, Evidence, RectGraph, RectOperator, RectRole, check_rect_graph, format_rect_json
-from ...rects.model import Dim
+from ...ir import Graph, Input, Kind, Node, Value
+from ...rects import KINDS, check_rects, format_rect_json
+from ...rects.step import ROLES, Edge, edges, is_rect, make_array, result_dim, single_assignment, with_evidence
 from ...region import Box
 from ..json_walk import JsonWalk, Progress, open_json
 
 MOST_NODES, MOST_RANK, LONGEST_NAME, LARGEST_SIDE = 200_000, 16, 500, 2**31 - 1
 _HEAD = re.compile(rb'\s*\{\s*"(?:source|name|arrays|legend|counts)"\s*:')
 _MARK = re.compile(rb'"(?:read_rect|write_rect|dist_\w+|weights_dims|by_kind|edges_seen)"\s*:')
-_ROLES, _EVIDENCE = frozenset(map(str, RectRole)), frozenset(map(str, Evidence))
+_KINDS = {"param": Kind.PARAMETER, "grad": Kind.GRADIENT}
+_EVIDENCE = ("counted", "inferred", "seen")
+_SAID = ("role", "writers", "readers")
 
 
 def sniff_rect_json(head: bytes) -> bool:
@@ -37,20 +40,19 @@ def sniff_rect_json(head: bytes) -> bool:
     return bool(_HEAD.match(head) and _MARK.search(head))
 
 
-def load_rect_json(path: str | Path, progress: Progress | None = None) -> RectGraph:
+def load_rect_json(path: str | Path, progress: Progress | None = None) -> Graph:
     """The graph in this file. Raises `FormatError` where it cannot be read or contradicts itself."""
     path = Path(path)
     walk = open_json(path, progress)
-    arrays: list[Array] | None = None
-    operators: list[RectOperator] | None = None
-    users: dict[str, tuple[Any, Any]] = {}
+    found: dict[str, list[Any]] = {}
     said: dict[str, Any] = {}
+    names: dict[str, dict[str, Any]] = {}
     name = path.stem
     for key in walk.members():
         if key == "arrays":
-            arrays = _items(walk, lambda: _array(walk, walk.value(), users))
+            found[key] = _items(walk, lambda: _array(walk, walk.value(), names))
         elif key == "operators":
-            operators = _items(walk, lambda: _operator(walk, walk.value()))
+            found[key] = _items(walk, lambda: _operator(walk, walk.value(), names))
         elif key == "edges":
             said[key] = _items(walk, lambda: _edge(walk, walk.value()))
         elif key in ("counts", "totals"):
@@ -60,12 +62,13 @@ def load_rect_json(path: str | Path, progress: Progress | None = None) -> RectGr
         else:
             walk.skip()
     walk.end()
-    if arrays is None or operators is None:
-        raise FormatError(f"no '{'arrays' if arrays is None else 'operators'}'", where=path.name)
-    evidence = {edge: found for edge, found in said.get("edges", ()) if found is not None}
-    graph = RectGraph(tuple(arrays), tuple(operators), name, MappingProxyType(evidence))
-    check_rect_graph(graph)
-    _check_said(graph, said, users, path.name)
+    for key in ("arrays", "operators"):
+        if key not in found:
+            raise FormatError(f"no '{key}'", where=path.name)
+    graph = single_assignment(found["arrays"], found["operators"], name)
+    check_rects(graph)
+    graph = with_evidence(graph, {edge: how for edge, how in said.get("edges", ()) if how is not None})
+    _check_said(graph, said, names, path.name)
     return graph
 
 
@@ -78,46 +81,56 @@ def _items(walk: JsonWalk, take: Any) -> list[Any]:
     return found
 
 
-def _array(walk: JsonWalk, raw: Any, users: dict[str, tuple[Any, Any]]) -> Array:
-    _object(walk, raw, ("name", "dim", "role", "read_rect", "write_rect"), ())
+def _name(walk: JsonWalk, raw: dict[str, Any], names: dict[str, dict[str, Any]]) -> str:
+    """The name of an array or an operator; what else is said of it is kept, to be compared."""
     name = _text(walk, raw["name"], ("name",))
-    if not isinstance(raw["role"], str) or raw["role"] not in _ROLES:
-        walk.fail(f"the role must be one of {', '.join(sorted(_ROLES))}", inside=("role",))
+    if name in names:
+        walk.fail(f"a second array or operator called '{name[:80]}'", inside=("name",))
+    names[name] = {key: _in_order(raw[key]) for key in (*_SAID, "result_dim") if raw.get(key) is not None}
+    return name
+
+
+def _array(walk: JsonWalk, raw: Any, names: dict[str, dict[str, Any]]) -> Value:
+    _object(walk, raw, ("name", "dim", "role", "read_rect", "write_rect"), ())
+    name = _name(walk, raw, names)
+    if raw["role"] not in ROLES:
+        walk.fail(f"the role must be one of {', '.join(sorted(ROLES))}", inside=("role",))
     dim = _numbers(walk, raw["dim"], ("dim",))
     read = _rect(walk, raw["read_rect"], ("read_rect",))
     write = None if raw["write_rect"] is None else _rect(walk, raw["write_rect"], ("write_rect",))
-    users[name] = raw.get("writers"), raw.get("readers")
-    return Array(name, dim, RectRole(raw["role"]), read, write)
+    return make_array(name, dim, _KINDS.get(raw["role"], Kind.ACTIVATION), read, write)
 
 
-def _operator(walk: JsonWalk, raw: Any) -> RectOperator:
+def _operator(walk: JsonWalk, raw: Any, names: dict[str, dict[str, Any]]) -> Node:
     _object(walk, raw, ("name", "kind", "inputs", "outputs"), ())
-    name, kind = (_text(walk, raw[key], (key,)) for key in ("name", "kind"))
-    ports = []
-    for key in ("inputs", "outputs"):
-        _object(walk, raw[key], (), (key,))
-        found = {_text(walk, port, (key,)): _text(walk, array, (key, port)) for port, array in raw[key].items()}
-        ports.append(MappingProxyType(found))
-    result = None if raw.get("result_dim") is None else _numbers(walk, raw["result_dim"], ("result_dim",))
-    dists: dict[str, Box] = {}
-    attrs: dict[str, Any] = {}
-    given = raw.get("attrs", {})
-    _object(walk, given, (), ("attrs",))
-    for key, value in given.items():
-        if key.startswith("dist_") or key in ("read_rect", "write_rect"):
-            dists[key] = _rect(walk, value, ("attrs", key))
-        else:
-            attrs[_text(walk, key, ("attrs",))] = _plain(walk, value, ("attrs", key))
-    return RectOperator(name, kind, ports[0], ports[1], result, MappingProxyType(dists), MappingProxyType(attrs))
+    name, op = _name(walk, raw, names), _text(walk, raw["kind"], ("kind",))
+    if (kind := KINDS.get(op)) is None:
+        walk.fail(f"the kind '{op[:80]}' is not known", inside=("kind",))
+    inputs, outputs = (_ports(walk, raw[key], key) for key in ("inputs", "outputs"))
+    if not set(kind.outputs) - set(kind.optional) <= set(outputs) <= set(kind.outputs):
+        walk.fail(f"the outputs of a {op} are {', '.join(kind.outputs) or 'none'}", inside=("outputs",))
+    attrs = raw.get("attrs", {})
+    _object(walk, attrs, (), ("attrs",))
+    for key, value in attrs.items():
+        if key == "evidence":
+            walk.fail("evidence is said of edges", inside=("attrs", key))
+        (_rect if is_rect(key) else _plain)(walk, value, ("attrs", _text(walk, key, ("attrs",))))
+    reads = tuple(Input(port, array) for port, array in inputs.items())
+    writes = tuple(outputs[port] for port in kind.outputs if port in outputs)
+    return Node(name, op, reads, writes, MappingProxyType(attrs))
 
 
-def _edge(walk: JsonWalk, raw: Any) -> tuple[Edge, Evidence | None]:
+def _ports(walk: JsonWalk, raw: Any, key: str) -> dict[str, str]:
+    _object(walk, raw, (), (key,))
+    return {_text(walk, port, (key,)): _text(walk, array, (key, port)) for port, array in raw.items()}
+
+
+def _edge(walk: JsonWalk, raw: Any) -> tuple[Edge, str | None]:
     _object(walk, raw, ("src", "dst", "port"), ())
-    edge = Edge(*(_text(walk, raw[key], (key,)) for key in ("src", "dst", "port")))
-    found = raw.get("evidence")
-    if found is not None and (not isinstance(found, str) or found not in _EVIDENCE):
-        walk.fail(f"the evidence must be one of {', '.join(sorted(_EVIDENCE))}", inside=("evidence",))
-    return edge, None if found is None else Evidence(found)
+    src, dst, port = (_text(walk, raw[key], (key,)) for key in ("src", "dst", "port"))
+    if (how := raw.get("evidence")) is not None and how not in _EVIDENCE:
+        walk.fail(f"the evidence must be one of {', '.join(_EVIDENCE)}", inside=("evidence",))
+    return (src, dst, port), how
 
 
 def _object(walk: JsonWalk, raw: Any, keys: Iterable[str], inside: tuple[str, ...]) -> None:
@@ -134,17 +147,14 @@ def _text(walk: JsonWalk, raw: Any, inside: tuple[str, ...]) -> str:
     return raw
 
 
-def _plain(walk: JsonWalk, raw: Any, inside: tuple[str, ...]) -> Any:
-    if raw is None or isinstance(raw, bool):
-        return raw
+def _plain(walk: JsonWalk, raw: Any, inside: tuple[str, ...]) -> None:
     if isinstance(raw, str):
-        return _text(walk, raw, inside)
-    if not isinstance(raw, int | float) or not isfinite(raw) or abs(raw) > 2**62:
+        _text(walk, raw, inside)
+    elif raw is not None and (not isinstance(raw, int | float) or not isfinite(raw) or abs(raw) > 2**62):
         walk.fail("an attribute must be a text, a number, true, false or null", inside=inside)
-    return raw
 
 
-def _numbers(walk: JsonWalk, raw: Any, inside: tuple[str | int, ...]) -> Dim:
+def _numbers(walk: JsonWalk, raw: Any, inside: tuple[str | int, ...]) -> tuple[int, ...]:
     if not isinstance(raw, list) or not 1 <= len(raw) <= MOST_RANK:
         walk.fail(f"a list of 1 to {MOST_RANK} numbers must stand here", inside=inside)
     for number in raw:
@@ -162,24 +172,27 @@ def _rect(walk: JsonWalk, raw: Any, inside: tuple[str, ...]) -> Box:
     return Box(zip(begin, end, strict=True))
 
 
-def _check_said(graph: RectGraph, said: Mapping[str, Any], users: dict[str, tuple[Any, Any]], file: str) -> None:
+def _check_said(graph: Graph, said: dict[str, Any], names: dict[str, dict[str, Any]], file: str) -> None:
     """What the file says of the graph must be so."""
     if "edges" in said:
-        wrong = Counter(graph.edges)
+        wrong = Counter(edges(graph))
         wrong.subtract(edge for edge, _ in said["edges"])
-        for edge, times in wrong.items():
+        for (src, dst, port), times in wrong.items():
             if times:
                 what = "is missing" if times > 0 else "is no port of an operator, or stands twice"
-                _contradicted(f"the edge {edge.src} {edge.port} {edge.dst} {what}", f"{file} (edges)")
+                _contradicted(f"the edge {src} {port} {dst} {what}", f"{file} (edges)")
     ours = json.loads(format_rect_json(graph))
-    for array in ours["arrays"]:
-        for key, found in zip(("writers", "readers"), users[array["name"]], strict=True):
-            alike = isinstance(found, list) and all(isinstance(item, str) for item in found)
-            if found is not None and not (alike and sorted(found) == sorted(array[key])):
-                what = f"the {key} of '{array['name'][:80]}' are {', '.join(array[key])[:200] or 'none'}"
-                _contradicted(what, f"{file} (arrays)")
-    for part in ("counts", "totals"):
+    ours["arrays"] = {one["name"]: {key: _in_order(one[key]) for key in _SAID} for one in ours["arrays"]}
+    ours["operators"] = {node.name: {"result_dim": list(result_dim(graph, node))} for node in graph.nodes}
+    for part in ("arrays", "operators"):
+        said[part] = {name: names[name] for name in ours[part]}
+    for part in ("counts", "totals", "arrays", "operators"):
         _check_part(ours[part], said.get(part, {}), f"{file} ({part}")
+
+
+def _in_order(found: Any) -> Any:
+    """Users in whatever order they are listed."""
+    return sorted(found) if isinstance(found, list) and all(isinstance(item, str) for item in found) else found
 
 
 def _check_part(ours: Any, found: Any, where: str) -> None:
