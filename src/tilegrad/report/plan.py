@@ -54,7 +54,8 @@ def print_peak(chosen: Candidate, console: Console) -> None:
     layout = chosen.layout
     if layout is not None:
         exact = "as small as can be" if layout.exact else f"{layout.excess:.2%} over what is alive at once"
-        console.print(f"addresses   {format_bytes(layout.range_bytes)} for what comes and goes: {exact}")
+        range_bytes = format_bytes(layout.range_bytes)
+        console.print(f"addresses   {range_bytes} would do for what comes and goes: {exact}")
 
 
 def _seconds(seconds: float) -> str:

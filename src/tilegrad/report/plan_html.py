@@ -60,7 +60,7 @@ def _facts(planning: Planning) -> list[Fact]:
     layout = chosen.layout
     if layout is not None:
         exact = "as small as can be" if layout.exact else f"{layout.excess:.2%} over what is alive at once"
-        found.append(Fact("addresses", format_mib(layout.range_bytes), f"for what comes and goes: {exact}"))
+        found.append(Fact("addresses", format_mib(layout.range_bytes), f"would do for what comes and goes: {exact}"))
     return found
 
 

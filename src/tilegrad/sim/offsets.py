@@ -1,4 +1,5 @@
-"""Static memory offsets: one address for every tensor, decided before anything runs.
+"""Static memory offsets: one address for every tensor, as an ideal allocator would choose it that knows the whole step.
+Analysis: nothing runs at these addresses.
 
 A tensor lives from step `start` up to, not including, step `stop`, and fills its bytes at one offset all that time. Two
 tensors that live at the same step must not overlap in address. The smallest possible range cannot be below the largest
@@ -17,7 +18,6 @@ Rules of a layout, checked by `check_layout`:
 
     Rule A1  every tensor has an offset and lies in `[0, range_bytes)`
     Rule A2  tensors that live at the same step do not overlap in address
-
 Limits: optimal only where the bound is reached or the search ends in time; greedy alone where 2,000 cannot be peeled.
 """
 
