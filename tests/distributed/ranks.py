@@ -26,14 +26,14 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from tilegrad.testing import layers
+import drawn_layers
 
 HANG_S = 60.0  # for a task
 STUCK_S = 20.0  # after which a rank says where it is
 GRACE_S = 20.0  # for the others, once a rank has failed
 TIMEOUT_S = 30.0  # of tilegrad's own watch
 MESHES = 12  # that a rank keeps
-NAMED = {name: getattr(layers, name) for name in ("POINTWISE", "JOINS", "CHANNELS")}  # functions without a name
+NAMED = {name: getattr(drawn_layers, name) for name in ("POINTWISE", "JOINS", "CHANNELS")}  # functions without a name
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from tasks import Case
 from torch import Tensor, nn
 
+from drawn_layers import Applied
 from tilegrad.models import SegmentationLoss, resnet18, unet
 from tilegrad.testing import integer_module, integer_tensor
-from tilegrad.testing.layers import Applied
 
 Make = Callable[[], Case]
 EXACT: dict[str, Make] = {}  # integer-valued: every number is equal

@@ -14,8 +14,8 @@ from sample_nets import EXACT, conv, exact
 from tasks import Case
 from torch import Tensor, nn
 
+from drawn_layers import Applied
 from tilegrad.testing import integer_tensor
-from tilegrad.testing.layers import Applied
 
 TWO, FOUR = mesh_of(h=2), mesh_of(h=2, w=2)
 

@@ -15,8 +15,8 @@ from rank_steps import assert_ranks_agree
 from ranks import MeshSpec, Pool, RanksFailed, mesh_of
 from tasks import Case, plain_step
 
+from drawn_networks import RandomNetwork, networks
 from tilegrad.testing.exact import size_of
-from tilegrad.testing.networks import RandomNetwork, networks
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")
 REFUSALS = {"GridError", "InputError"}

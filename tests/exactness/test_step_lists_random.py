@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from step_plans import Apart, Choose, Planned, at_random, both, graph_for, peaks, run_on, runner_of
 from torch import Tensor, nn
 
+from drawn_networks import RandomNetwork, networks
 from tilegrad.bounds import lower_graph
 from tilegrad.errors import CaptureError, GridError
 from tilegrad.importers import Captured, export_module
@@ -29,7 +30,6 @@ from tilegrad.sim.predict import measure_memory
 from tilegrad.sim.training import training_graph
 from tilegrad.testing import assert_same, run_step
 from tilegrad.testing.exact import size_of
-from tilegrad.testing.networks import RandomNetwork, networks
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")
 SCALARS = 256  # bytes

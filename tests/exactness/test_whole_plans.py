@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from step_plans import Graphs, Stepped, at_random, both, fixed, graph_for, plans
 
 import tilegrad
+from drawn_networks import RandomNetwork, networks
 from reference_graphs import SMALL
 from tilegrad.errors import CaptureError
 from tilegrad.models import NETWORKS, example_shape
@@ -20,7 +21,6 @@ from tilegrad.schedule import fuse
 from tilegrad.sim.machine import PRESETS
 from tilegrad.testing import run_step
 from tilegrad.testing.exact import assert_same
-from tilegrad.testing.networks import RandomNetwork, networks
 
 DUMP = Path(__file__).parents[1] / "data" / "unet_chainer.txt"
 

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from drawn_networks import RandomNetwork, networks, tilings
 from tilegrad.bounds import MODES
 from tilegrad.errors import CaptureError, GridError
 from tilegrad.testing import assert_same_step, run_step
 from tilegrad.testing.exact import size_of
-from tilegrad.testing.networks import RandomNetwork, networks, tilings
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")
 every_mode = pytest.mark.parametrize("mode", MODES)

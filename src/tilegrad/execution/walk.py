@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import InternalError, RunError
+from ..errors import InternalError
 from ..ir import Graph, Kind
 from ..ops import Place
 from ..region import Box
@@ -43,6 +43,7 @@ from .ranks import Peers, Ranks
 from .record import Record
 from .saved import memory_of
 from .shelf import Shelf
+from .unchanged import version_of, was_changed
 
 LOW = (torch.float16, torch.bfloat16)
 
@@ -158,7 +159,7 @@ class Pass:
     def _check_unchanged(self) -> None:
         for name, tensor in self._watched().items():
             if version_of(tensor) != self.versions[name]:
-                raise _was_changed(f"'{name}'")
+                raise was_changed(f"'{name}'")
 
     def _outside(self, name: str) -> Tensor:
         if name in self.buffers.remembered:
@@ -202,7 +203,7 @@ class Pass:
         except RuntimeError as error:
             if "modified by an inplace operation" not in str(error):
                 raise
-            raise _was_changed("an output, or what it was made from,") from error
+            raise was_changed("an output, or what it was made from,") from error
 
     def _run(self, at: int, island: Island, keep: bool) -> None:
         if self.again and self.executor.schedule.is_for_backward(at) and not self._asked(island):
@@ -380,21 +381,9 @@ class Pass:
         return self.graph.value[name].kind
 
 
-def _was_changed(what: str) -> RunError:
-    return RunError(
-        f"{what} was written to after the forward pass, and backward needs it as it was",
-        hint="backward before optimizer.step() and before writing in place to inputs and outputs",
-    )
-
-
 def seed_of(seed: int, node: str) -> int:
     """A random operator's own seed."""
     return seed ^ zlib.crc32(node.encode()) << 20
-
-
-def version_of(tensor: Tensor) -> int:
-    """How often a tensor was written to in place, as autograd counts."""
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def _sum_in_single(leaf: Tensor, name: str, sums: dict[str, Tensor]) -> None:

@@ -1,11 +1,8 @@
 """For tests of your own: is a tiled module the same as the plain one, and is an operator's box rule sound?
 
-    from tilegrad.testing import assert_same_step, integer_module, integer_tensor
+from tilegrad.testing import assert_same_step, integer_module, integer_tensor
 
-    assert_same_step(integer_module(net), [integer_tensor((1, 3, 61, 47))], tile=16, mode="stream")
-
-`tilegrad.testing.networks` holds hypothesis strategies for random networks and is imported on its own: it needs
-hypothesis, which this package does not.
+assert_same_step(integer_module(net), [integer_tensor((1, 3, 61, 47))], tile=16, mode="stream")
 """
 
 from ..sim.peak import PeakBytes as PeakBytes

@@ -20,9 +20,9 @@ from hypothesis import assume
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from ..bounds import MODES
-from .exact import integer_module, integer_tensor, run_step, size_of
-from .layers import Drawing, Layer
+from drawn_layers import Drawing, Layer
+from tilegrad.bounds import MODES
+from tilegrad.testing.exact import integer_module, integer_tensor, run_step, size_of
 
 ELEMENTS = 8192  # of a value
 TILES = 40  # of a walk
