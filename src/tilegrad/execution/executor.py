@@ -145,9 +145,13 @@ def _in_stretches(steps: Iterable[AnyStep]) -> Iterator[ProgramStep]:
     row: dict[str, WholeStep] = {}  # by what they make
     freed: list[str] = []
     behind: dict[str, list[IslandStep]] = {}  # by what is stored
+    hidden: set[str] = set()  # inside of a kernel: nobody ever has it
     for step in steps:
         if isinstance(step, WholeNode | WholeChain) and not step.alone:
             row[step.out] = step
+            hidden |= set(step.hidden)
+        elif isinstance(step, Free) and step.value in hidden:
+            continue
         elif isinstance(step, Store) and step.value in row:
             behind.setdefault(step.value, []).append(step)
         elif isinstance(step, Free) and step.value in behind:

@@ -27,6 +27,7 @@ class WholeNode:
     box: Box
     written: tuple[str, ...]  # what torch's own operator writes to
     alone: bool
+    hidden: tuple[str, ...] = ()
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -63,6 +64,11 @@ class WholeChain:
     calls: tuple[Call, ...]
     box: Box
     alone: bool = False
+
+    @property
+    def hidden(self) -> tuple[str, ...]:
+        """What lies between its nodes."""
+        return tuple(call.node.outputs[0] for call in self.calls[:-1])
 
     @property
     def reads(self) -> tuple[str, ...]:
