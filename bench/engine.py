@@ -22,7 +22,7 @@ import tilegrad
 from tilegrad.models import NETWORKS, example_shape
 from tilegrad.testing import PeakBytes
 
-SIZES = {"cpu": {"vgg16": 160, "resnet18": 320, "unet": 160}, "cuda": {"vgg16": 2048, "resnet18": 2048, "unet": 1024}}
+SIZES = {"cpu": {"vgg16": 160, "resnet18": 320, "unet": 160}, "cuda": {"vgg16": 2048, "resnet18": 4096, "unet": 1024}}
 SHARES = (0.15, 0.3, 0.5, 0.7, 0.9)
 
 

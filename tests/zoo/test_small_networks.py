@@ -10,7 +10,7 @@ import pytest
 import torch
 from small_networks import NETWORKS
 from torch import Tensor, nn
-from zoo_steps import assert_plains, picture, plain_bytes, plain_step, seeded, without_drops
+from zoo_steps import Seeded, assert_plains, picture, plain_bytes, plain_step, without_drops
 
 from tilegrad.errors import BudgetError
 from tilegrad.testing import StepResult, assert_same
@@ -56,13 +56,14 @@ def test_evaluation_gives_plains_outputs(name: str) -> None:
 @every_network
 def test_steps_with_drop_rates_are_repeated_by_seed(name: str) -> None:
     net, x = made(name), picture(NETWORKS[name][1])
-    first = seeded(net, x, tile=16)
-    assert_same(seeded(net, x, tile=16), first)
-    assert_same(seeded(net, x, tile=24), first, exact=False, tolerance=1e-9)
+    steps = Seeded(net, x, tile=16)
+    first = steps(7)
+    assert_same(steps(7), first)
+    assert_same(Seeded(net, x, tile=24)(7), first, exact=False, tolerance=1e-9)
     if name in STEADY:
         return
     with pytest.raises(AssertionError, match="output 0"):
-        assert_same(seeded(net, x, seed=8, tile=16), first, exact=False, tolerance=1e-9)
+        assert_same(steps(8), first, exact=False, tolerance=1e-9)
 
 
 @every_network

@@ -73,11 +73,19 @@ def plain_bytes(net: nn.Module, x: Tensor) -> int:
     return peak.bytes + there
 
 
-def seeded(net: nn.Module, x: Tensor, seed: int = 7, **options: Any) -> StepResult:
-    """A tiled step with the drop rates that the network has."""
-    torch.manual_seed(seed)
-    step = run_step(tilegrad.tile(copy.deepcopy(net), **options), [x])
-    for name, tensor in (step.outputs | step.gradients).items():
-        assert tensor is None or tensor.isfinite().all(), name
-        assert tensor is None or math.prod(tensor.shape) > 0, name
-    return step
+class Seeded:
+    """Tiled steps with the drop rates that the network has, all from the same state."""
+
+    def __init__(self, net: nn.Module, x: Tensor, **options: Any):
+        self.x, self.tiled = x, tilegrad.tile(copy.deepcopy(net), **options)
+        self.state = copy.deepcopy(self.tiled.state_dict())
+
+    def __call__(self, seed: int) -> StepResult:
+        self.tiled.load_state_dict(self.state)
+        self.tiled.zero_grad(set_to_none=True)
+        torch.manual_seed(seed)
+        step = run_step(self.tiled, [self.x])
+        for name, tensor in (step.outputs | step.gradients).items():
+            assert tensor is None or tensor.isfinite().all(), name
+            assert tensor is None or math.prod(tensor.shape) > 0, name
+        return step
