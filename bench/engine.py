@@ -23,7 +23,6 @@ from tilegrad.models import NETWORKS, example_shape
 from tilegrad.testing import PeakBytes
 
 SIZES = {"cpu": {"vgg16": 160, "resnet18": 320, "unet": 160}, "cuda": {"vgg16": 2048, "resnet18": 4096, "unet": 1024}}
-SHARES = (0.15, 0.3, 0.5, 0.7, 0.9)
 
 
 def main() -> None:
@@ -32,6 +31,7 @@ def main() -> None:
     parser.add_argument("--only", choices=("keep", "dial"), help="one of the two (default: both)")
     parser.add_argument("--nets", default="vgg16,resnet18,unet")
     parser.add_argument("--size", type=int, help="side of the image (default: by network)")
+    parser.add_argument("--shares", default="0.15,0.3,0.5,0.7,0.9", help="budgets of the dial, of plain's peak")
     parser.add_argument("--rounds", type=int, default=7)
     args = parser.parse_args()
     kind = torch.device(args.device).type
@@ -41,7 +41,7 @@ def main() -> None:
         if args.only != "dial":
             keep(name, net, image, args.rounds)
         if args.only != "keep" and name != "resnet18":
-            dial(name, net, image, args.rounds)
+            dial(name, net, image, args.rounds, [float(share) for share in args.shares.split(",")])
 
 
 def load(name: str, size: int, device: str) -> tuple[nn.Module, Tensor]:
@@ -94,9 +94,9 @@ def keep(name: str, net: nn.Module, image: Tensor, rounds: int) -> None:
     )
 
 
-def dial(name: str, net: nn.Module, image: Tensor, rounds: int) -> None:
+def dial(name: str, net: nn.Module, image: Tensor, rounds: int, shares: Sequence[float]) -> None:
     plain_bytes = peak_bytes(net, image)
-    for share in SHARES:
+    for share in shares:
         budget = int(share * plain_bytes)
         try:
             tiled = tilegrad.tile(net, budget=budget)

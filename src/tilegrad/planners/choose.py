@@ -137,9 +137,9 @@ def candidates(problem: Problem, planner: Planner) -> Iterator[Candidate]:
 
 
 def fastest(candidates: Sequence[Candidate], budget: int) -> Candidate | None:
-    """The least time that fits; at equal time the smaller peak."""
+    """The least time that fits; at equal time fewer copies, then the smaller peak."""
     fitting = [c for c in candidates if c.peak_bytes <= budget]
-    return min(fitting, key=lambda c: (c.time_s, c.peak_bytes), default=None)
+    return min(fitting, key=lambda c: (c.time_s, c.host_bytes, c.peak_bytes), default=None)
 
 
 def sweep(problem: Problem, budgets: Sequence[int], **options: Any) -> list[Planning]:

@@ -9,13 +9,13 @@ A measurement is kept in a file and reused, as long as it is of this hardware an
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import platform
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle
@@ -104,13 +104,19 @@ def device_bytes(device: torch.device) -> int | None:
 
 def known_machine(device: str = "cpu") -> Machine:
     """The measurement that is kept, or figures of its kind: nothing is measured now."""
-    path = kept_path(device)
-    try:
-        if path is not None:
-            return load_machine(path)
-    except TilegradError:  # no file, or one that the next measurement will replace
-        return CPU if torch.device(device).type == "cpu" else PRESETS["h200"]
-    return CPU if torch.device(device).type == "cpu" else PRESETS["h200"]
+    path, on_cpu = kept_path(device), torch.device(device).type == "cpu"
+    found = CPU if on_cpu else PRESETS["h200"]
+    if path is not None:
+        with contextlib.suppress(TilegradError):  # no file, or one that the next measurement will replace
+            found = load_machine(path)
+    return found if on_cpu else _as_torch_is_set(found)
+
+
+def _as_torch_is_set(machine: Machine) -> Machine:
+    """With float32 as convolutions use it: TF32 is faster and coarser, and torch takes it unless told not to."""
+    if torch.backends.cudnn.conv.fp32_precision != "tf32":  # type: ignore[attr-defined]
+        return machine
+    return replace(machine, flops_per_s=machine.rates.get("tfloat32", machine.flops_per_s))
 
 
 def kept_path(device: str) -> Path | None:
@@ -218,7 +224,7 @@ def _settle(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _tf32(wanted: bool, device: torch.device) -> Iterator[None]:
     """float32 in TF32 units or not, whatever the program has chosen: torch's default differs between operators."""
     if device.type != "cuda":
@@ -235,7 +241,7 @@ def _tf32(wanted: bool, device: torch.device) -> Iterator[None]:
             backend.fp32_precision = precision
 
 
-@contextmanager
+@contextlib.contextmanager
 def _alone(wanted: bool) -> Iterator[None]:
     """In one thread, or in as many as before."""
     before = torch.get_num_threads()
