@@ -15,7 +15,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 import tilegrad
 from tilegrad.models import NETWORKS, SegmentationLoss, example_shape, unet, vgg16, wavenet1d
-from tilegrad.models.drop_path import DropPath
+from tilegrad.models.layers import DropPath
 from tilegrad.models.resnet import BasicBlock
 from tilegrad.sim.predict import Prediction
 from tilegrad.testing import StepResult, assert_same, assert_same_step, integer_module, integer_tensor, run_step

@@ -50,15 +50,15 @@ Progress = Callable[[int, int], None]  # bytes done, bytes in all
 def open_json(path: str | Path, progress: Progress | None = None) -> JsonWalk:
     """A walk through the JSON in a file, which may be gzipped."""
     path = Path(path)
-    return JsonWalk("", path.name, pieces=_pieces(path, progress))
+    return JsonWalk("", path.name, pieces=_pieces(path, LARGEST_FILE, progress))
 
 
 def read_text(path: Path, largest: int) -> str:
     """The text of a file, which may be gzipped; never more than so many bytes of it."""
-    return "".join(_pieces(path, None, largest))
+    return "".join(_pieces(path, largest))
 
 
-def _pieces(path: Path, progress: Progress | None, largest: int = LARGEST_FILE) -> Iterator[str]:
+def _pieces(path: Path, largest: int, progress: Progress | None = None) -> Iterator[str]:
     """The text of a file, piece by piece. The file is closed at the end, and where the iterator is given up."""
     with open_content(path) as (raw, content):
         total = os.fstat(raw.fileno()).st_size
