@@ -88,7 +88,7 @@ def test_the_network_of_the_drawing() -> None:
     assert sum(p.numel() for p in net.parameters()) == 293_629_250
     (graph,) = training_step(batch=256, image=(41, 41), channels=1, layers=[(9, 64), (7, 64)], classes=3034)
     assert total(graph)["param_total"] == 293_629_250
-    assert total(graph).step_flops == 447_945_375_744
+    assert total(graph)["flops_step"] == 447_945_375_744
     assert net(torch.empty(256, 1, 41, 41, device="meta")).shape == (256, 3034)
 
 
