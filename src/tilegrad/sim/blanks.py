@@ -23,7 +23,7 @@ def run_blank(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     """What `function(*args, **kwargs)` gives on the meta device."""
     if not _makes_new(function):
         return function(*args, **kwargs)
-    parts: list[Any] = [function]
+    parts: list[Any] = [function, torch.get_default_dtype()]
     if not (_describe(args, parts) and _describe(kwargs.items(), parts)):
         return function(*args, **kwargs)
     key = tuple(parts)

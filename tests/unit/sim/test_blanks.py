@@ -79,3 +79,14 @@ def test_data_is_computed() -> None:
 def test_results_are_new_each_time() -> None:
     first, second = (run_blank(aten.neg.default, [X], {}) for _ in range(2))
     assert first.untyped_storage()._cdata != second.untyped_storage()._cdata
+
+
+def test_integers_become_the_default_type() -> None:
+    whole = blank(4, dtype=torch.int64)
+    before = torch.get_default_dtype()
+    try:
+        for dtype in (torch.float32, torch.float64):
+            torch.set_default_dtype(dtype)
+            assert run_blank(aten.mul.Tensor, [whole, 2.5], {}).dtype is dtype
+    finally:
+        torch.set_default_dtype(before)
