@@ -14,6 +14,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,8 @@ import tilegrad
 from tilegrad.models import NETWORKS, example_shape
 from tilegrad.testing import PeakBytes
 
+# The dial turns activations, not weights: a quarter of the width on a CPU, and a classifier of averages.
+DIALS = {"cpu": {"vgg16": 512, "unet": 512}, "cuda": {"vgg16": 2048, "unet": 1024}}
 SIZES = {"cpu": {"vgg16": 160, "resnet18": 320, "unet": 160}, "cuda": {"vgg16": 2048, "resnet18": 4096, "unet": 1024}}
 
 
@@ -36,17 +39,17 @@ def main() -> None:
     args = parser.parse_args()
     kind = torch.device(args.device).type
     for name in args.nets.split(","):
-        size = args.size or SIZES[kind][name]
-        net, image = load(name, size, args.device)
         if args.only != "dial":
-            keep(name, net, image, args.rounds)
-        if args.only != "keep" and name != "resnet18":
+            keep(name, *load(name, args.size or SIZES[kind][name], args.device), args.rounds)
+        if args.only != "keep" and name in DIALS[kind]:
+            options = {"width": 0.25 if kind == "cpu" else 1.0} | ({"head": "pool"} if name == "vgg16" else {})
+            net, image = load(name, args.size or DIALS[kind][name], args.device, **options)
             dial(name, net, image, args.rounds, [float(share) for share in args.shares.split(",")])
 
 
-def load(name: str, size: int, device: str) -> tuple[nn.Module, Tensor]:
+def load(name: str, size: int, device: str, **options: Any) -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
-    net = NETWORKS[name]().to(device).train()
+    net = NETWORKS[name](**options).to(device).train()
     return net, torch.randn(example_shape(name, size), device=device)
 
 
