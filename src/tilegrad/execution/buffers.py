@@ -40,7 +40,8 @@ class Buffers:
 
     def _copy(self, name: str, tensor: Tensor) -> Tensor:
         if self.copies is None:
-            mine = [n for n in self.written if self.tensors[n].device == tensor.device]
+            here = ((n, self.tensors[n]) for n in self.written)
+            mine = [n for n, t in here if t.device == tensor.device and not t.requires_grad]
             self.copies = dict(zip(mine, clone_each([self.tensors[n] for n in mine]), strict=True)) if mine else {}
         copied = self.copies.pop(name, None)  # for the first who asks; who comes later reads what that one wrote
         return tensor.clone() if copied is None else copied

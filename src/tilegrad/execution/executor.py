@@ -64,9 +64,7 @@ class Executor:
             self._programs[island.name] = tuple(_in_stretches(self._with_whole(island, steps)))
         return self._programs[island.name]
 
-    def _with_whole(
-        self, island: Island, steps: Sequence[IslandStep | Fused]
-    ) -> Iterator[IslandStep | Fused | WholeStep]:
+    def _with_whole(self, island: Island, steps: Sequence[IslandStep | Fused]) -> Iterator[AnyStep]:
         """With nodes that run whole as such."""
         all_of = set(island.whole)  # values of which everything is in hand
         for step in steps:

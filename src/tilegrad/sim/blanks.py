@@ -16,7 +16,7 @@ Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]  # shape, strides,
 
 MOST = 100_000  # calls that are remembered
 _plain: dict[Any, bool] = {}  # operators: do they only make new tensors?
-_known: dict[Hashable, Layout | list[Layout | None] | None] = {}
+_known: dict[Hashable, Layout | list[Layout | None]] = {}
 
 
 def run_blank(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -27,17 +27,17 @@ def run_blank(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     if not (_describe(args, parts) and _describe(kwargs.items(), parts)):
         return function(*args, **kwargs)
     key = tuple(parts)
-    if key in _known:
-        found = _known[key]
-        if isinstance(found, tuple):
-            return _blank(found)
-        if found is not None:
-            return tuple(None if layout is None else _blank(layout) for layout in found)
+    found = _known.get(key)
+    if isinstance(found, tuple):
+        return _blank(found)
+    if found is not None:
+        return tuple(None if layout is None else _blank(layout) for layout in found)
     result = function(*args, **kwargs)
-    if key not in _known:
+    layouts = _layouts(result, args, kwargs)
+    if layouts is not None:
         if len(_known) >= MOST:
             _known.clear()
-        _known[key] = _layouts(result, args, kwargs)
+        _known[key] = layouts
     return result
 
 

@@ -125,3 +125,25 @@ def test_tensors_are_copied_by_type() -> None:
     copies = clone_each(sources[:1])
     copies[0].add_(1)
     assert (copies[0].item(), sources[0].item()) == (2.5, 1.5)
+
+
+def test_buffers_wait_for_the_end_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that fails half way has changed nothing: it can be planned smaller and run again."""
+    net = nn.Sequential(conv(), nn.BatchNorm2d(2), conv()).double().train()
+    image = torch.randn(2, 2, 6, 5, dtype=torch.float64)
+    kept = tilegrad.tile(net, planner="keep")
+    kept.plan_for(image)
+    before = [buffer.clone() for buffer in net.buffers()]
+    run = Stretch.run
+
+    def fail(self: Stretch, inputs: Any) -> Any:
+        run(self, inputs)
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Stretch, "run", fail)
+        with pytest.raises(MemoryError):
+            kept(image)
+    assert all(torch.equal(a, b) for a, b in zip(before, net.buffers(), strict=True))
+    kept(image)
+    assert not torch.equal(before[0], next(net.buffers()))
