@@ -12,17 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+
+import numpy as np
 
 from ..errors import GridError
 from ..ir import Graph, Node
 from ..ops import find
-from ..region import EMPTY, Interval, Window, cuts_of_count
+from ..region import EMPTY, Interval, Track, Window, cuts_of_count, read_all
 from .axes import Axes, call_of
 
 MODES = ("gather", "scatter", "stream")
 Cuts = Mapping[str, Sequence[int]]  # per value: c0 <= c1 <= …, from 0 to n or over a part of it
-Track = tuple[Interval, ...]  # one interval per tile
 
 
 @dataclass(frozen=True)
@@ -115,24 +115,17 @@ def tile_line(line: Line, mode: str, cuts: Cuts, carried: Collection[str] | None
     raise GridError(f"'{mode}' is not a way to tile", hint=f"one of {', '.join(MODES)}")
 
 
-def _tiles(cuts: Sequence[int]) -> Track:
-    return tuple(Interval(a, b) for a, b in pairwise(cuts))
-
-
 def _pull(line: Line, start: Mapping[str, Track], count: int) -> dict[str, Track]:
     """From what must be made, back to everything that makes it."""
-    need = {name: list(start.get(name, (EMPTY,) * count)) for name in line.sizes}
+    need = {name: start.get(name, Track.nothing(count)) for name in line.sizes}
     for out, reads in reversed(line.steps):
         for name, window in reads:
-            n = line.sizes[name]
-            need[name] = [
-                have.hull(window.reads(*make).clip(n)) for have, make in zip(need[name], need[out], strict=True)
-            ]
-    return {name: tuple(track) for name, track in need.items()}
+            need[name] = need[name].hull(read_all(window, need[out]).clip(line.sizes[name]))
+    return need
 
 
 def _scatter(line: Line, cuts: Cuts) -> Spans:
-    share = {name: _tiles(cuts[name]) for name in line.sinks}
+    share = {name: Track.between(cuts[name]) for name in line.sinks}
     count = len(next(iter(share.values()), ()))
     own = _pull(line, share, count)
     return Spans("scatter", count, own, own, {**own, **share}, own)
@@ -140,14 +133,14 @@ def _scatter(line: Line, cuts: Cuts) -> Spans:
 
 def _gather(line: Line, cuts: Cuts) -> Spans:
     """Forward: which outputs read a tile's own inputs (their gradient is complete). Back: what those need."""
-    complete = {name: _tiles(cuts[name]) for name in line.starts("gather")}
+    complete = {name: Track.between(cuts[name]) for name in line.starts("gather")}
     share = dict(complete)
     count = len(next(iter(complete.values()), ()))
     for out, reads in line.steps:
         if reads:
             read_by = _joined(line, complete, out, reads, count)
             share[out] = _shares(read_by, line.sizes[out])
-            complete[out] = tuple(a.hull(b) for a, b in zip(read_by, share[out], strict=True))
+            complete[out] = read_by.hull(share[out])
     own = _pull(line, complete, count)
     return Spans("gather", count, own, own, share, complete)
 
@@ -159,7 +152,7 @@ def _joined(line: Line, found: Mapping[str, Track], out: str, reads: Sequence[tu
         for name, window in reads:
             span = span.hull(window.read_by(*found[name][t]).clip(line.sizes[out]))
         track.append(span)
-    return tuple(track)
+    return Track.of(track)
 
 
 def _shares(track: Track, n: int) -> Track:
@@ -173,7 +166,7 @@ def _shares(track: Track, n: int) -> Track:
         latest = min(max(even[t], low), high)
         ends.append(latest)
     last = max((t for t, span in enumerate(track) if not span.empty), default=0)
-    return _tiles((*ends[: last + 1], *(n for _ in range(last + 1, len(track) + 1))))
+    return Track.between((*ends[: last + 1], *(n for _ in range(last + 1, len(track) + 1))))
 
 
 def _stream(line: Line, cuts: Cuts, carried: Collection[str] | None) -> Spans:
@@ -184,10 +177,10 @@ def _stream(line: Line, cuts: Cuts, carried: Collection[str] | None) -> Spans:
     share: dict[str, Track] = {}
     for name in (*reversed([out for out, _ in line.steps]), *line.sources):
         read = _needed(line, own, [r for r in readers[name] if r[0] in active], name, count)
-        made = _tiles(cuts[name]) if name in line.sinks else (EMPTY,) * count
-        need = tuple(a.hull(b) for a, b in zip(read, made, strict=True))
+        made = Track.between(cuts[name]) if name in line.sinks else Track.nothing(count)
+        need = read.hull(made)
         if name not in active:
-            own[name] = held[name] = (Interval(0, 0),) * count
+            own[name] = held[name] = Track.nothing(count)
         elif carried is None or name in carried or name in line.sources:
             own[name], held[name] = _carry(need, read, first[name])
         else:
@@ -202,26 +195,21 @@ def _needed(
     line: Line, own: Mapping[str, Track], readers: Sequence[tuple[str, Window]], name: str, count: int
 ) -> Track:
     """What the readers in each tile read of a value."""
-    found = [EMPTY] * count
+    found = Track.nothing(count)
     for out, window in readers:
-        for t, made in enumerate(own[out]):
-            if not made.empty:
-                found[t] = found[t].hull(window.reads(*made).clip(line.sizes[name]))
-    return tuple(found)
+        found = found.hull(read_all(window, own[out]).clip(line.sizes[name]))
+    return found
 
 
 def _carry(need: Track, read: Track, first: int) -> tuple[Track, Track]:
     """What each tile makes itself, from where the one before ended, and what it holds: all that it or a later one still
     reads."""
-    ends = _climbing([span.hi if not span.empty else 0 for span in need], first)
-    starts = [first, *ends[:-1]]
-    lows, low = list[int](), max(ends, default=first)
-    for span in reversed(read):
-        low = min(low, span.lo) if not span.empty else low
-        lows.insert(0, low)
-    own = tuple(Interval(a, b) for a, b in zip(starts, ends, strict=True))
-    held = tuple(Interval(a if t == 0 else min(a, lows[t]), b) for t, (a, b) in enumerate(own))
-    return own, held
+    ends = np.maximum(np.maximum.accumulate(np.where(need.empty, first, need.hi)), first)
+    starts = np.concatenate(([first], ends[:-1]))
+    lows = np.minimum.accumulate(np.where(read.empty, ends[-1], read.lo)[::-1])[::-1]
+    held = np.minimum(starts, lows)
+    held[0] = first
+    return Track(starts, ends), Track(held, ends)
 
 
 def _sink_share(own: Track, made: Track, later: bool, overlaps: bool) -> Track:
@@ -229,20 +217,12 @@ def _sink_share(own: Track, made: Track, later: bool, overlaps: bool) -> Track:
     if overlaps:
         return made
     whole = Interval(made[0].lo, made[-1].hi)
-    return tuple(span.meet(whole) for span in own) if later or own[-1].hi > whole.hi else own
+    return own.meet(whole) if later or own[-1].hi > whole.hi else own
 
 
 def _window(line: Line, cuts: Cuts) -> tuple[dict[str, int], set[str]]:
     """Where each value begins, and the values of which anything is made. Cuts that begin at 0 make everything."""
     if all(cuts[name][0] == 0 for name in line.sinks):
         return dict.fromkeys(line.sizes, 0), set(line.sizes)
-    spans = _pull(line, {name: (Interval(cuts[name][0], cuts[name][-1]),) for name in line.sinks}, 1)
+    spans = _pull(line, {name: Track.between((cuts[name][0], cuts[name][-1])) for name in line.sinks}, 1)
     return {name: track[0].lo for name, track in spans.items()}, {n for n, track in spans.items() if not track[0].empty}
-
-
-def _climbing(track: Sequence[int], first: int) -> list[int]:
-    best, found = first, []
-    for end in track:
-        best = max(best, end)
-        found.append(best)
-    return found

@@ -54,7 +54,7 @@ class Tiling:
         total = float(self.graph.type(value).size)
         for axis in self.tiled:
             n = self.graph.shape(value)[self.axes.dims[value][axis]]
-            total *= sum(span.size for span in self.spans[axis].own[value]) / n
+            total *= self.spans[axis].own[value].total / n
         return total
 
     def reads(self, node: Node, out: Box) -> tuple[Box, ...]:
@@ -77,15 +77,13 @@ def tile_nodes(
     cut: Callable[[Line], Cuts],
     sinks: Collection[str] | None = None,
     whole: Collection[tuple[str, int]] = (),
-    carry: Callable[[Mapping[str, Line], Mapping[str, Cuts]], Collection[str] | None] | None = None,
 ) -> Tiling:
     """Tile these local nodes; `cut` chooses where each axis is cut, given its line. `whole`: inputs that are stored
-    and read whole (`Roles.whole`); `carry`: chooses the values whose halos are carried, by default all."""
+    and read whole (`Roles.whole`)."""
     ends = sinks_of(graph, nodes) if sinks is None else sinks
     lines = {axis: line_of(graph, axes, nodes, axis, ends, whole) for axis in tiled}
     cuts = {axis: cut(line) for axis, line in lines.items()}
-    carried = carry(lines, cuts) if carry is not None else None
-    spans = {axis: tile_line(line, mode, cuts[axis], carried) for axis, line in lines.items()}
+    spans = {axis: tile_line(line, mode, cuts[axis]) for axis, line in lines.items()}
     return Tiling(graph, axes, tuple(tiled), mode, tuple(nodes), lines, spans)
 
 

@@ -4,23 +4,33 @@ compute it), or *kept whole* (the walk ends there, and the next one reads it by 
 Carrying copies the whole tile of a value, forward, again and backward; overlapping computes some rows twice, and more
 of everything above. Which is cheaper is a question of bytes against arithmetic, and is asked value by value. Where
 halos would outweigh the value itself (dilated branches), it is kept whole.
+
+All tiles but those at the borders are alike, so the question is asked of one in the middle. Where a tile ends does not
+depend on what is carried; where it begins does: a carried value where the tile before ended, an overlapped one where
+its readers need it.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 
 from ...bounds import Axes, Cuts, Line, Spans, call_of, tile_line
 from ...ir import Graph, Node
 from ...ops import find
+from ...region import Window
 from ...schedule import TilePhase
+from ...sim.clock import PYTHON
 from ...sim.machine import CPU, Machine
 
 RUNS = 4.0  # what is computed twice: forward, again, and about twice that backward
 PASSES = 6.0  # over a tile that is joined: read and written, three times
+JOINS = 3.0  # calls: forward, again, backward
 WIDE = 2.0  # times the value: from here on what tiles hold of it together is too much
+
+Starts = dict[str, tuple[int, ...]]  # per value: where the tile begins to need it, along each axis
 
 
 @dataclass
@@ -32,69 +42,128 @@ class Seams:
     lines: Mapping[str, Line]
     cuts: Mapping[str, Cuts]
     machine: Machine = CPU
-    _make: dict[str, float] = field(default_factory=dict)
 
     def choose(self, nodes: Sequence[Node]) -> frozenset[str]:
-        """The values to carry: all to begin with, and each is left to overlap where that costs less."""
-        carried = {node.outputs[0] for node in nodes}
-        bound = {node.outputs[0] for node in nodes if find(node).opaque}  # a gradient in parts is not theirs to see
-        spans = self.spans(carried)
-        best = self._seconds(nodes, carried, spans)
+        """The values to carry: all to begin with. From the end of the walk on, each seam is moved up to the next one
+        where that costs less."""
+        middle = _Middle(self, nodes)
         for node in reversed(nodes):
-            name = node.outputs[0]
-            if name in bound or not self._joined(name, spans):
-                continue
-            trial = carried - {name}
-            found = self.spans(trial)
-            cost = self._seconds(nodes, trial, found)
-            if cost < best:
-                carried, spans, best = trial, found, cost
-        return frozenset(carried)
+            if middle.joined(node.outputs[0]):
+                middle.move_up(node.outputs[0])
+        return min((frozenset(middle.carried), middle.bound), key=lambda carried: self.seconds(nodes, carried))
+
+    def seconds(self, nodes: Sequence[Node], carried: Collection[str]) -> float:
+        """What a tile in the middle takes, given what is carried."""
+        return _Middle(self, nodes).seconds(carried)
 
     def spans(self, carried: Collection[str]) -> dict[str, Spans]:
         return {axis: tile_line(line, "stream", self.cuts[axis], carried) for axis, line in self.lines.items()}
 
     def wide(self, spans: Mapping[str, Spans], nodes: Sequence[Node]) -> set[str]:
         """Values of which tiles hold, or compute, more together than there is of them."""
-        found = set()
-        for node in nodes:
-            name = node.outputs[0]
-            for axis, each in spans.items():
-                length = self.lines[axis].sizes[name]
-                if sum(span.size for span in each.held[name]) > WIDE * length:
-                    found.add(name)
-        return found
+        names = [node.outputs[0] for node in nodes]
+        lines = self.lines.items()
+        return {n for axis, line in lines for n in names if spans[axis].held[n].total > WIDE * line.sizes[n]}
 
-    def _joined(self, name: str, spans: Mapping[str, Spans]) -> bool:
-        return any(each.held[name] != each.own[name] for each in spans.values())
 
-    def _seconds(self, nodes: Sequence[Node], carried: Collection[str], spans: Mapping[str, Spans]) -> float:
-        total = 0.0
-        for node in nodes:
-            name = node.outputs[0]
-            total += RUNS * self._make_s(node) * self._count(name, spans, "own")
-            if name in carried and self._joined(name, spans):
-                bytes_ = self.graph.type(name).item_bytes * self._count(name, spans, "held")
-                total += PASSES * bytes_ / self.machine.bytes_per_s
+class _Middle:
+    """A tile in the middle: where it needs each value from, given what is carried."""
+
+    def __init__(self, seams: Seams, nodes: Sequence[Node]):
+        self.seams, self.graph, self.machine = seams, seams.graph, seams.machine
+        makers = {node.outputs[0]: node for node in nodes}
+        self.names = list(makers)
+        self.place = {name: at for at, name in enumerate(self.names)}
+        self.carried = set(self.names)
+        self.bound = frozenset(name for name, node in makers.items() if find(node).opaque)  # no gradient in parts
+        lines = [line for axis, line in seams.lines.items() if len(next(iter(seams.cuts[axis].values()))) > 2]
+        spans = [tile_line(line, "stream", seams.cuts[line.axis]) for line in lines]
+        tiles = [each.count // 2 for each in spans]
+        pairs = list(zip(spans, tiles, strict=True))
+        self.begin: Starts = {n: tuple(each.own[n][t].lo for each, t in pairs) for n in self.names}
+        self.end: Starts = {n: tuple(each.own[n][t].hi for each, t in pairs) for n in self.names}
+        self.need: Starts = {n: tuple(each.held[n][t].lo for each, t in pairs) for n in self.names}
+        self.due = [  # what must be made begins there, whoever reads it
+            {n: each.share[n][t].lo if n in line.sinks else line.sizes[n] for n in self.names}
+            for line, (each, t) in zip(lines, pairs, strict=True)
+        ]
+        self.readers: list[dict[str, list[tuple[str, Window]]]] = [line.readers() for line in lines]
+        self.above: dict[str, set[str]] = {name: set() for name in self.names}
+        for line in lines:
+            for out, reads in line.steps:
+                self.above[out] |= {name for name, _ in reads if name in self.place}
+        dims = {n: {seams.axes.dims[n][line.axis] for line in lines} for n in self.names}
+        self.rest = {n: prod(s for d, s in enumerate(self.graph.shape(n)) if d not in dims[n]) for n in self.names}
+        self.make_s = {name: self._make_s(node) for name, node in makers.items()}
+
+    def joined(self, name: str) -> bool:
+        """Is a halo handed on for it?"""
+        return name in self.carried and any(a < b for a, b in zip(self.need[name], self.begin[name], strict=True))
+
+    def move_up(self, name: str) -> None:
+        """Compute a value's halo instead, from halos above: of those that are joined already, or, where none was needed
+        so far, of what they are made from."""
+        if name in self.bound:
+            return
+        need: Starts = {}
+        free, seen, saved = {name}, {name}, 0.0  # `free`: from now on not carried
+        todo = [-self.place[name]]
+        while todo:
+            value = self.names[-heapq.heappop(todo)]
+            need[value] = self._needed(value, need, free)
+            if value not in self.bound and not self.joined(value):
+                free.add(value)
+            saved += self._seconds(value, self.need[value], value in self.carried)
+            saved -= self._seconds(value, need[value], value in self.carried and value not in free)
+            if value in free:
+                for above in self.above[value] - seen:
+                    seen.add(above)
+                    heapq.heappush(todo, -self.place[above])
+        if saved > 0.0:
+            self.carried -= free
+            self.need |= need
+
+    def seconds(self, carried: Collection[str]) -> float:
+        """Of all values."""
+        need: Starts = {}
+        free = self.carried - set(carried)
+        for name in reversed(self.names):
+            need[name] = self._needed(name, need, free)
+        return sum(self._seconds(name, need[name], name not in free) for name in self.names)
+
+    def _needed(self, value: str, need: Starts, free: Collection[str]) -> tuple[int, ...]:
+        """From where on its readers need a value."""
+        found = []
+        for axis, readers in enumerate(self.readers):
+            low = self.due[axis][value]
+            for out, window in readers[value]:
+                own = out in self.carried and out not in free
+                begin = self.begin[out][axis] if own else need.get(out, self.need[out])[axis]
+                if begin < self.end[out][axis]:
+                    low = min(low, max(0, window.reads(begin, self.end[out][axis]).lo))
+            found.append(low)
+        return tuple(found)
+
+    def _seconds(self, name: str, need: tuple[int, ...], carried: bool) -> float:
+        begin, end = self.begin[name], self.end[name]
+        held = prod(max(0, e - min(a, b)) for a, b, e in zip(need, begin, end, strict=True))
+        if not carried:
+            return RUNS * self.make_s[name] * self.rest[name] * held
+        own = prod(max(0, e - b) for b, e in zip(begin, end, strict=True))
+        total = RUNS * self.make_s[name] * self.rest[name] * own
+        if any(a < b for a, b in zip(need, begin, strict=True)):
+            bytes_ = self.graph.type(name).item_bytes * self.rest[name] * held
+            total += PASSES * bytes_ / self.machine.bytes_per_s + JOINS * PYTHON * self.machine.launch_s
         return total
-
-    def _count(self, name: str, spans: Mapping[str, Spans], which: str) -> float:
-        """Elements that all tiles together make, or hold."""
-        dims = {self.axes.dims[name][axis] for axis in spans}
-        rest = prod(n for dim, n in enumerate(self.graph.shape(name)) if dim not in dims)
-        return rest * prod(sum(span.size for span in getattr(each, which)[name]) for each in spans.values())
 
     def _make_s(self, node: Node) -> float:
         """Seconds an element."""
-        name = node.outputs[0]
-        if name not in self._make:
-            call, op = call_of(self.graph, node), find(node)
-            size = max(1, call.out.size)
-            moved = sum(t.bytes for t in (*call.inputs, *call.outputs)) / size
-            flops = op.flops(call) if op.dense else 0.0
-            rate = self.machine.rates.get(call.out.dtype, self.machine.flops_per_s)
-            self._make[name] = max(flops / rate, moved / self.machine.bytes_per_s)
-        return self._make[name]
+        call, op = call_of(self.graph, node), find(node)
+        size = max(1, call.out.size)
+        moved = sum(t.bytes for t in (*call.inputs, *call.outputs)) / size
+        flops = op.flops(call) if op.dense else 0.0
+        rate = self.machine.rates.get(call.out.dtype, self.machine.flops_per_s)
+        return max(flops / rate, moved / self.machine.bytes_per_s)
 
 
 def held_bytes(phases: Sequence[TilePhase]) -> float:
@@ -112,9 +181,9 @@ def held_bytes(phases: Sequence[TilePhase]) -> float:
             name, size = node.outputs[0], graph.type(node.outputs[0]).bytes
             lengths = {axis: max(1, tiling.lines[axis].sizes[name]) for axis in tiling.tiled}
             spans = tiling.spans
-            held = prod(sum(s.size for s in spans[a].held[name]) / n for a, n in lengths.items())
-            own = prod(sum(s.size for s in spans[a].own[name]) / n for a, n in lengths.items())
+            held = prod(spans[a].held[name].total / n for a, n in lengths.items())
+            own = prod(spans[a].own[name].total / n for a, n in lengths.items())
             halos += size * max(0.0, held - own)
-            tile += size * prod(max(s.size for s in spans[a].held[name]) / n for a, n in lengths.items())
+            tile += size * prod(int(spans[a].held[name].sizes.max()) / n for a, n in lengths.items())
         largest = max(largest, tile)
     return stored + halos + largest
