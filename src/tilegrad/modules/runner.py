@@ -80,9 +80,10 @@ class Runner:
         if mode == "none" or (sizes is None and budget is None):
             return search.plain().planned, None
         if sizes is not None:
-            fit = search.tiled(sizes, options.storage or Storage.DEVICE)
+            slack, storage = Slack(SLACK, outside_bytes(graph)), options.storage or Storage.DEVICE
+            fit = search.tiled(sizes, storage, None if budget is None else slack.inside(budget))
             if budget is not None:
-                fit = keep_what_fits(search, fit, Slack(SLACK, outside_bytes(graph)), budget)
+                fit = keep_what_fits(search, fit, slack, budget)
             check_schedule(fit.planned)
             return fit.planned, None
         assert budget is not None

@@ -1,7 +1,8 @@
-"""Find the tiles whose predicted peak fits a memory budget in the least predicted time.
+"""Find the tiles that fit a memory budget in the least predicted time.
 
-Families of tiles are tried in turn: samples, rows of a sample, all axes of its image; of each the fewest tiles that
-fit, in multiples of the network's total stride. Where even plain execution fits, plain it is.
+Samples, rows of a sample, columns, all axes of its image; few tiles to many, in multiples of the network's total stride;
+seams carried or where they cost least: all are weighed in closed form, and as many of the last tiles are kept as there
+is room for. The fastest that should fit is rehearsed; what that teaches counts for the next.
 """
 
 from __future__ import annotations
@@ -9,24 +10,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import prod
 
 from ..bounds import check_axes, label_axes, sort_nodes
 from ..bounds.roles import NodePart
 from ..errors import GridError
 from ..ir import Graph, Kind
-from ..schedule import Schedule
+from ..schedule import Schedule, TilePhase
 from ..sim.clock import measure_time
 from ..sim.machine import CPU, Machine
 from ..sim.predict import Prediction, predict
 from ..sim.rehearsal import Rehearsals
 from .problem import Planner, Problem, Proposal
-from .tiling import TileSizes, keep_last, keepable, plan_plain, plan_tiles
+from .tiling import Scale, TileSizes, Walks, Weight, cut_tiles, keep_last, keepable, make_schedule, plan_plain
 
 MOST_TILES = 1024  # in a walk: more of them cost more time than the memory they save is worth
-FEW_TILES = 64  # in a walk: calling them costs next to nothing
 LOSS = 2  # times the outputs: what a loss holds besides them and their gradients
-GROWTH = 1.25  # from one number of tiles that is tried to the next
+GROWTH = 1.4  # from one number of tiles that is tried to the next
+REHEARSED = 5  # at most: the first is nearly always within some percent of what was weighed
+MISTRUST = 0.8  # of what was weighed, before anything was rehearsed: what may turn out to fit
 
 
 class Tile(Planner):
@@ -66,11 +67,6 @@ class Fit:
     def planned(self) -> Schedule:
         return replace(self.schedule, predicted=self.prediction.figures)
 
-    @property
-    def tiles(self) -> int:
-        """In all walks."""
-        return sum(prod(p.grid) for p in self.schedule.phases if p.tiled)
-
     def seconds(self, search: TileSearch) -> float:
         """Predicted time of a step."""
         return measure_time(self.schedule, None, search.machine).total_s
@@ -101,18 +97,36 @@ class TileSearch:
         """What a step takes in a single tile: no tiles are faster."""
         return measure_time(plan_plain(self.graph, train=self.train), None, self.machine).total_s
 
-    def tiled(self, sizes: TileSizes, storage: str) -> Fit:
-        """Tiles of these sizes. Where seams are chosen, and for that the walk is cut, the smaller of both ways."""
-        found = self._fit(self.mode, sizes, storage)
-        if self.mode == "auto":
-            carried = plan_tiles(self.graph, "stream", sizes, storage, train=self.train)
-            if len(carried.phases) != len(found.schedule.phases):
-                other = self._fit("stream", sizes, storage)
-                return min(found, other, key=lambda f: f.prediction.total_bytes)
-        return found
+    @cached_property
+    def walks(self) -> Walks:
+        return Walks(self.graph)
 
-    def _fit(self, mode: str, sizes: TileSizes, storage: str) -> Fit:
-        schedule = plan_tiles(self.graph, mode, sizes, storage, train=self.train, machine=self.machine)
+    @cached_property
+    def scale(self) -> Scale:
+        return Scale(self.graph, self.graded, self.train, self.machine)
+
+    @cached_property
+    def loss_bytes(self) -> int:
+        """Room for what a loss makes of the outputs."""
+        return LOSS * sum(self.graph.type(name).bytes for name in dict.fromkeys(self.graph.outputs))
+
+    def tiled(self, sizes: TileSizes, storage: str, budget: int | None = None) -> Fit:
+        """Tiles of these sizes: the faster seams, or those that need least where the others do not fit."""
+        options = [self.weigh(mode, sizes, storage) for mode in self.modes]
+        fits = sorted((self.rehearse(option) for option in options[: 1 if budget is None else None]), key=_peak)
+        return next((fit for fit in reversed(fits) if budget is None or _peak(fit) <= budget), fits[0])
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        return ("auto", "stream") if self.mode == "auto" else (self.mode,)
+
+    def weigh(self, mode: str, sizes: TileSizes, storage: str) -> Option:
+        phases = cut_tiles(self.walks, mode, sizes, self.machine)
+        return Option(mode, storage, phases, self.scale.weigh(phases, storage))
+
+    def rehearse(self, option: Option) -> Fit:
+        mode = "stream" if option.mode == "auto" else option.mode
+        schedule = make_schedule(self.graph, mode, option.phases, option.storage, self.train)
         table = Rehearsals(schedule, self.graded if self.train else ())
         return Fit(schedule, predict(schedule, self.graded, table), table)
 
@@ -120,7 +134,7 @@ class TileSearch:
         """The same tiles, as many of the last ones kept as the budget allows: more are never less memory. Room is left
         for what a loss makes of the outputs."""
         best, low, high = fit, 0, len(keepable(fit.schedule)) + 1
-        budget -= LOSS * sum(self.graph.type(name).bytes for name in dict.fromkeys(self.graph.outputs))
+        budget -= self.loss_bytes
         if not self.train or fit.prediction.total_bytes > budget:
             return fit
         while high - low > 1:
@@ -134,60 +148,75 @@ class TileSearch:
         return best
 
 
+@dataclass(frozen=True)
+class Option:
+    """Tiles that were weighed."""
+
+    mode: str
+    storage: str
+    phases: tuple[TilePhase, ...] = field(repr=False)
+    weight: Weight
+
+    def seconds(self, budget: float) -> float:
+        """With as many tiles kept as fit."""
+        return self.weight.keep(budget)[1]
+
+
+def _peak(fit: Fit) -> int:
+    return fit.prediction.total_bytes
+
+
 def fit_tiles(search: TileSearch, budget: int, storages: Sequence[str], tried: list[Fit]) -> Fit | None:
-    """The fastest tiles that fit, near storage before far; None where none do. `tried` gathers all that was tried."""
+    """The fastest tiles that fit, near storage before far; None where none do. `tried` gathers all that was rehearsed."""
     if not search.axes:
         return None
     check_axes(search.graph, label_axes(search.graph), search.axes)
     for storage in storages:
-        fits: list[Fit] = []
-        for fixed, axes in _families(search):
-            found = _largest(search, fixed, axes, storage, budget, tried)
-            fits += [found] if found else []
-            if found and found.tiles <= FEW_TILES:
-                break  # more axes to cut would not make it faster
-        if fits:
-            return min((search.dialled(f, budget) for f in fits), key=lambda f: f.seconds(search))
+        options = [search.weigh(mode, sizes, storage) for sizes in _sizes(search) for mode in search.modes]
+        found = _fastest(search, options, budget, tried)
+        if found is not None:
+            return search.dialled(found, budget)
     return None
 
 
-def _families(search: TileSearch) -> Iterator[tuple[dict[str, int], tuple[str, ...]]]:
-    """Sizes that are fixed, and axes whose tile size is sought. Samples first: they have no halos."""
+def _fastest(search: TileSearch, options: list[Option], budget: int, tried: list[Fit]) -> Fit | None:
+    """Rehearse what is fastest of what should fit; where nothing should, what is smallest."""
+    trust = MISTRUST  # what is needed, as a share of what was weighed
+    for _ in range(REHEARSED):
+        fitting = [o for o in options if trust * o.weight.total_bytes <= budget]
+        if not fitting:
+            return None
+        sure = [o for o in fitting if max(1.0, trust) * o.weight.total_bytes <= budget]
+        if sure:
+            room = (budget - search.loss_bytes) / max(1.0, trust)
+            option = min(sure, key=lambda o: (o.seconds(room), o.weight.total_bytes))
+        else:
+            option = min(fitting, key=lambda o: (o.weight.total_bytes, o.weight.seconds))
+        fit = search.rehearse(option)
+        tried.append(fit)
+        if _peak(fit) <= budget:
+            return fit
+        trust = max(trust, _peak(fit) / option.weight.total_bytes)
+        options = [o for o in options if o is not option]
+    return None
+
+
+def _sizes(search: TileSearch) -> Iterator[TileSizes]:
+    """All that is weighed. Samples first: they have no halos."""
     image = tuple(a for a in search.axes if a != "n")
     batch = axis_lengths(search.graph, ("n",)).get("n", 1) if search.samples or "n" in search.axes else 1
     fixed = {"n": 1} if batch > 1 else {}
-    if batch > 1:
-        yield {}, ("n",)
-    for axes in dict.fromkeys((image[:1], image)):
-        if axes:
-            yield fixed, axes
-
-
-def _largest(
-    search: TileSearch,
-    fixed: dict[str, int],
-    axes: tuple[str, ...],
-    storage: str,
-    budget: int,
-    tried: list[Fit],
-) -> Fit | None:
-    """The fewest tiles that fit, by bisection over their number per axis."""
-    lengths, unit = axis_lengths(search.graph, axes), total_stride(search.graph, axes)
-    longest = max(lengths.values())
-    most = min(longest // unit, int(MOST_TILES ** (1 / len(axes))))
-    counts = sorted({max(1, round(GROWTH**k)) for k in range(1, 40) if round(GROWTH**k) < most} | {max(1, most)})
-    counts = counts if fixed else [n for n in counts if n > 1]
-    low, high, best = -1, len(counts), None  # counts[low] does not fit, counts[high] does
-    while high - low > 1:
-        middle = (low + high) // 2
-        size = -(-longest // (counts[middle] * unit)) * unit
-        fit = search.tiled({**fixed, **{axis: min(n, size) for axis, n in lengths.items()}}, storage)
-        tried.append(fit)
-        if fit.prediction.total_bytes <= budget:
-            high, best = middle, fit
-        else:
-            low = middle
-    return best
+    families: list[tuple[dict[str, int], tuple[str, ...]]] = [({}, ("n",))] if batch > 1 else []
+    families += [(fixed, axes) for axes in dict.fromkeys((image[:1], image[1:2], image)) if axes]
+    for known, axes in families:
+        lengths, unit = axis_lengths(search.graph, axes), total_stride(search.graph, axes)
+        longest = max(lengths.values())
+        most = min(longest // unit, int(MOST_TILES ** (1 / len(axes))))
+        counts = {max(1, round(GROWTH**k)) for k in range(40)}
+        for count in sorted({n for n in counts if n < most} | {max(1, most)}):
+            size = -(-longest // (count * unit)) * unit
+            if count > 1 or known:
+                yield {**known, **{axis: min(n, size) for axis, n in lengths.items()}}
 
 
 def axis_lengths(graph: Graph, axes: Sequence[str]) -> dict[str, int]:

@@ -50,7 +50,9 @@ class Seams:
         for node in reversed(nodes):
             if middle.joined(node.outputs[0]):
                 middle.move_up(node.outputs[0])
-        return min((frozenset(middle.carried), middle.bound), key=lambda carried: self.seconds(nodes, carried))
+        chosen = frozenset(middle.carried)
+        middle.carried = set(middle.names)
+        return min((chosen, middle.bound), key=middle.seconds)
 
     def seconds(self, nodes: Sequence[Node], carried: Collection[str]) -> float:
         """What a tile in the middle takes, given what is carried."""

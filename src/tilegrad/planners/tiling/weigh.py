@@ -1,0 +1,334 @@
+"""Bytes and seconds of tiles in closed form: from a graph analysed once, and the sizes of what each tile holds.
+
+What autograd keeps of each node, and what its backward makes, is known from the training graph; so is when what comes
+and goes while a tile runs. That is a table of moments and memories for each phase. A tile is a column of sizes, and its
+peak the largest entry of a product. Seconds grow with what all tiles compute together, and with their number.
+
+This is for choosing. What is chosen is rehearsed, and the rehearsal is what a plan says of itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...bounds import Tiling, call_of, needed_gradients
+from ...ir import Graph, Kind, Node, Phase
+from ...kernels import Fused, with_kernels
+from ...ops import find
+from ...schedule import Storage, TilePhase
+from ...schedule.schedule import backward_uses, forward_uses
+from ...schedule.whole import roots_of
+from ...sim.clock import DENSE, OTHER, PYTHON
+from ...sim.machine import Machine
+from ...sim.training import training_graph
+from .walks import whole_phase
+
+Sizes = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Weight:
+    """What tiles are estimated to need."""
+
+    total_bytes: float
+    seconds: float
+    turn_bytes: float  # when backward begins, besides what records hold
+    kept_bytes: Sizes = field(repr=False)  # what each tile's record holds, in the order they run, where it could stay
+    kept_seconds: float = 0.0  # what that saves, a tile
+
+    def keep(self, budget: float) -> tuple[int, float]:
+        """How many of the last tiles can be kept, and the seconds that are left."""
+        if not len(self.kept_bytes) or self.turn_bytes > budget:
+            return 0, self.seconds
+        held = np.cumsum(self.kept_bytes[::-1])
+        count = int(np.searchsorted(held, budget - self.turn_bytes, side="right"))
+        return count, self.seconds - count * self.kept_seconds
+
+
+@dataclass(frozen=True)
+class _Tape:
+    """What one node's backward needs and makes, whole."""
+
+    saves: frozenset[str] = frozenset()  # memories of values
+    hidden: int = 0  # bytes besides
+    work: int = 0  # for a moment, forward
+    back_work: int = 0  # and backward
+    weights: int = 0  # of gradients of weights, which are added up elsewhere
+    grads: tuple[tuple[str, str | None], ...] = ()  # values that get one, and whose gradient's memory it lies in
+
+
+@dataclass(frozen=True)
+class _Moments:
+    """A phase's memories (value, whole bytes) and when each is there: forward without a record, forward with one, and
+    in its backward."""
+
+    memories: tuple[tuple[str, int], ...]
+    plain: Sizes
+    graded: Sizes
+    back: Sizes
+    saved: Sizes  # by the record, at its end
+
+
+class Scale:
+    """A lowered graph, ready to weigh any tiles of it. `graded`: outside values that need a gradient."""
+
+    def __init__(self, graph: Graph, graded: Collection[str], train: bool, machine: Machine):
+        self.graph, self.machine, self.train = graph, machine, train
+        self.graded = tuple(graded) if train else ()
+        self.needs = needed_gradients(graph, self.graded) if self.graded else frozenset[str]()
+        self._moments: dict[tuple[object, ...], _Moments] = {}
+        self._cost: dict[str, tuple[float, float]] = {}
+
+    @cached_property
+    def _trained(self) -> Graph:
+        return training_graph(self.graph, self.graded)
+
+    @cached_property
+    def root(self) -> Mapping[str, str]:
+        return roots_of(self._trained).root
+
+    @cached_property
+    def outside(self) -> int:
+        return sum(v.type.bytes for v in self.graph.values if not v.kind.computed)
+
+    @cached_property
+    def tapes(self) -> dict[str, _Tape]:
+        value, found = self._trained.value, {node.name: _Tape() for node in self.graph.nodes}
+        for node in self._trained.nodes:
+            if node.phase is Phase.BACKWARD and (of := str(node.attrs.get("of", ""))) in found:
+                found[of] = replace(self._tape(node), work=found[of].work)
+            elif (work := f"{node.name}.work") in node.outputs:
+                found[node.name] = _Tape(work=value[work].type.bytes)
+        return found
+
+    def _tape(self, node: Node) -> _Tape:
+        value, root = self._trained.value, self.root
+        saves = frozenset(root[i.value] for i in node.inputs if i.arg.startswith("saved."))
+        hidden = sum(value[i.value].type.bytes for i in node.inputs if i.arg == "saved")
+        work = weights = 0
+        grads: dict[str, str | None] = {}
+        for out in node.outputs:
+            name = out.partition(".grad")[0]
+            if out.endswith(".backward.work"):
+                work += value[out].type.bytes
+            elif name in self.graph.value and self.graph.value[name].kind is Kind.PARAMETER:
+                weights += value[out].type.bytes
+            else:
+                alias = root[out].partition(".grad")[0] if root[out] != out else None
+                grads[name] = alias if alias != name else None
+        return _Tape(saves, hidden, 0, work, weights, tuple(grads.items()))
+
+    # -- a phase's table -----------------------------------------------------------------------------------------------
+
+    def moments(self, phase: TilePhase) -> _Moments:
+        key = (tuple(node.name for node in phase.nodes), phase.stores)
+        if key not in self._moments:
+            self._moments[key] = self._find_moments(phase)
+        return self._moments[key]
+
+    def _find_moments(self, phase: TilePhase) -> _Moments:
+        nodes, root = phase.nodes, self.root
+        count = len(nodes)
+        made = {out: at for at, node in enumerate(nodes) for out in node.outputs}
+        hidden = self._hidden(phase)
+        born: dict[str, int] = {}
+        last: dict[str, int] = {}
+        for name, at in made.items():
+            if name not in hidden and (own := root[name]) in made:
+                born[own] = min(born.get(own, at), at)
+                last[own] = max(last.get(own, at), at)
+        for at, node in enumerate(nodes):
+            for name in node.reads:
+                if (own := root[name]) in born:
+                    last[own] = max(last[own], at)
+        freed = dict.fromkeys(born, -1)  # in backward: behind the first node that saves it
+        for at in reversed(range(count)):
+            for own in self.tapes[nodes[at].name].saves:
+                if own in born:
+                    freed[own] = at
+        kept = {own for own, at in freed.items() if at >= 0}
+        names = list(born)
+        extra = [at for at in range(count) if self.tapes[nodes[at].name].hidden]
+        lives = list(self._gradient_lives(nodes).items())
+        memories = [(own, self.graph.type(own).bytes) for own in names]
+        memories += [(nodes[at].outputs[0], self.tapes[nodes[at].name].hidden) for at in extra]
+        memories += [(name, self.graph.type(name).bytes) for name, _ in lives]
+        works = [(node.outputs[0], self.tapes[node.name].work) for node in nodes]
+        works += [(node.outputs[0], self.tapes[node.name].back_work) for node in nodes]
+        works += [("", self.tapes[node.name].weights) for node in nodes]
+        width = len(memories) + len(works)
+        plain, graded, back = (np.zeros((count, width)) for _ in range(3))
+        saved = np.zeros(width)
+        for column, own in enumerate(names):
+            plain[born[own] : last[own] + 1, column] = 1
+            graded[born[own] : (count if own in kept else last[own] + 1), column] = 1
+            saved[column] = own in kept
+            if own in kept:
+                back[freed[own] :, column] = 1
+        for k, at in enumerate(extra, start=len(names)):
+            graded[at:, k] = back[at:, k] = saved[k] = 1
+        for k, (_, (begin, end)) in enumerate(lives, start=len(names) + len(extra)):
+            back[end : begin + 1, k] = 1
+        for at in range(count):
+            plain[at, len(memories) + at] = graded[at, len(memories) + at] = 1
+            back[at, len(memories) + count + at] = back[at, len(memories) + 2 * count + at] = 1
+        return _Moments((*memories, *works), plain, graded, back, saved)
+
+    def _hidden(self, phase: TilePhase) -> set[str]:
+        """Values that a kernel never shows."""
+        kept = {*phase.stores, *(fold.reads[0] for fold in phase.folds)}
+        island = whole_phase(self.graph, phase.number, phase.nodes, kept).island(())
+        calls = {node.name: call_of(self.graph, node) for node in phase.nodes}
+        fused = (step for step in with_kernels(island, self.graph, calls, "cpu") if isinstance(step, Fused))
+        return {self.graph.node[each.node].outputs[0] for step in fused for each in step.steps[:-1]}
+
+    def _gradient_lives(self, nodes: Sequence[Node]) -> dict[str, tuple[int, int]]:
+        """By whose gradient's memory it is: from the backward of which node to that of which. What is not made here is
+        given away at the end."""
+        made = {out: at for at, node in enumerate(nodes) for out in node.outputs}
+        owner: dict[str, str] = {}
+        lives: dict[str, tuple[int, int]] = {}
+        for at in reversed(range(len(nodes))):
+            for name, alias in self.tapes[nodes[at].name].grads:
+                if name in self.needs:
+                    own = owner.setdefault(name, owner.get(alias or name, alias or name))
+                    begin, end = lives.get(own, (at, at))
+                    lives[own] = (begin, min(end, made.get(name, 0)))
+        return lives
+
+    # -- tiles ---------------------------------------------------------------------------------------------------------
+
+    def weigh(self, phases: Sequence[TilePhase], storage: str = Storage.DEVICE) -> Weight:
+        near = storage == Storage.DEVICE
+        before, after = self._held_between(phases, near)
+        seconds = again = peak = halos = turn = 0.0
+        kept: list[Sizes] = []
+        for at, phase in enumerate(phases):
+            table = self.moments(phase)
+            whole = np.array([size for _, size in table.memories], float)[:, None]
+            sizes, kinds = self._tiles(phase, phase.forward)
+            bytes_ = whole * sizes
+            halos += self._halos(phase) if near else 0.0
+            peak = max(peak, before[at] + halos + float((table.plain @ bytes_).max(initial=0.0)))
+            forward, backward, link = self._seconds(phase, near)
+            seconds += forward + link
+            if self.train:
+                if phase.backward is not phase.forward:
+                    bytes_ = whole * self._tiles(phase, phase.backward)[0]
+                most = np.maximum((table.graded @ bytes_).max(0, initial=0.0), (table.back @ bytes_).max(0, initial=0.0))
+                peak = max(peak, after[at] + halos + float(most.max(initial=0.0)))
+                seconds += forward + backward + 2 * link
+                saved = table.saved @ bytes_
+                turn = after[at] + float((most - saved).max(initial=0.0))
+                if phase.backward is phase.forward:
+                    kept.append(saved[kinds])
+                    again += forward
+        records = np.concatenate(kept) if kept else np.zeros(0)
+        return Weight(peak, seconds, turn + halos, records, again / max(1, len(records)))
+
+    def _tiles(self, phase: TilePhase, tiling: Tiling | None) -> tuple[Sizes, NDArray[np.int64]]:
+        """Of each memory the share that a tile holds: a column for each kind of tile; and which kind each tile is."""
+        memories = self.moments(phase).memories
+        if tiling is None:
+            return np.ones((len(memories), 1)), np.zeros(1, np.int64)
+        share = np.ones((len(memories), 1))
+        kinds = np.zeros(1, np.int64)
+        for axis in tiling.tiled:
+            sizes, lengths = tiling.spans[axis].held, tiling.lines[axis].sizes
+            tracks = {name: sizes[name].sizes / max(1, lengths[name]) for name, _ in memories if name in sizes}
+            full = np.ones(tiling.spans[axis].count)
+            rows = np.stack([tracks.get(name, full) for name, _ in memories]) if memories else full[None]
+            unique, which = np.unique(rows, axis=1, return_inverse=True)
+            which = which.reshape(-1)
+            share = (share[:, :, None] * unique[:, None, :]).reshape(len(share), -1)
+            kinds = (kinds[:, None] * unique.shape[1] + which[None, :]).reshape(-1)
+        return share, kinds
+
+    def _halos(self, phase: TilePhase) -> float:
+        """All that tiles hand on: what they hold beyond what they make."""
+        tiling, total = phase.forward, 0.0
+        for node in tiling.nodes if tiling is not None and tiling.mode == "stream" else ():
+            name = node.outputs[0]
+            total += self.graph.type(name).bytes * (_whole(tiling, name, "held") - _whole(tiling, name, "own"))
+        return total
+
+    def _held_between(self, phases: Sequence[TilePhase], near: bool) -> tuple[Sizes, Sizes]:
+        """What is there besides tiles and halos while each phase runs, forward and backward."""
+        graph, turn = self.graph, len(phases)
+        handed = {*graph.outputs, *(new for _, new in graph.updates)}
+        first = {name: at for at, phase in reversed([*enumerate(phases)]) for name in phase.made}
+        last_read = {name: at for at, phase in enumerate(phases) for name in (*phase.boxed, *phase.whole)}
+        lasts = dict(first)  # the last use, forward and then backward
+        groups = [forward_uses(p) for p in phases]
+        groups += [backward_uses(p, frozenset()) for p in reversed(phases)] if self.train else []
+        for at, uses in enumerate(groups):
+            lasts |= {name: at for name in uses if name in lasts}
+        before, after = np.full(turn, float(self.outside)), np.full(turn, float(self.outside))
+        for name, at in first.items():
+            shape, stays = graph.shape(name), name in handed
+            if near or stays or len(shape) <= 2:
+                size, last = graph.type(name).bytes, 2 * turn if stays else lasts[name]
+                before[at : last + 1] += size
+                after[max(0, 2 * turn - 1 - last) :] += size
+                if name in self.needs:
+                    after[at : turn if name in graph.outputs else last_read.get(name, at) + 1] += size
+        for name in self.graded:  # a weight's gradient is there from the last phase that reads it on
+            after[: last_read.get(name, turn - 1) + 1] += graph.type(name).bytes
+        return before, after
+
+    # -- seconds -------------------------------------------------------------------------------------------------------
+
+    def _seconds(self, phase: TilePhase, near: bool) -> tuple[float, float, float]:
+        """Forward, backward, and the link to where halos and stored values are kept."""
+        machine, graph, tiling = self.machine, self.graph, phase.forward
+        call_s = (1 + PYTHON) * machine.launch_s
+        forward = back = moved = 0.0
+        for node in phase.nodes:
+            once, factor = self._node_seconds(node)
+            share = _whole(tiling, node.outputs[0], "own") if tiling is not None else 1.0
+            count = _runs(tiling, node.outputs[0]) if tiling is not None else 1
+            forward += share * once + count * call_s
+            back += factor * share * once + count * call_s
+            name, size = node.outputs[0], graph.type(node.outputs[0]).bytes
+            held = _whole(tiling, name, "held") if tiling is not None and tiling.mode == "stream" else share
+            if held > share:
+                copied = 2 * size * held / machine.bytes_per_s + count * call_s
+                forward += copied
+                back += copied
+                moved += 2 * size * (held - share)
+        stored = {v for v in (*phase.boxed, *phase.stores) if graph.value[v].kind.computed and len(graph.shape(v)) > 2}
+        moved += sum(graph.type(v).bytes for v in stored)
+        link = 0.0 if near else moved / min(machine.to_host_per_s, machine.from_host_per_s)
+        return forward, back, link
+
+    def _node_seconds(self, node: Node) -> tuple[float, float]:
+        """All of a node, without the call; and how much longer backward takes."""
+        if node.name not in self._cost:
+            call, op = call_of(self.graph, node), find(node)
+            moved = sum(t.bytes for t in (*call.inputs, *call.outputs))
+            flops = op.flops(call) * call.out.size if op.dense else 0.0
+            seconds = self.machine.seconds(flops, moved, call.out.dtype) - self.machine.launch_s
+            self._cost[node.name] = (seconds, DENSE if op.dense else OTHER)
+        return self._cost[node.name]
+
+
+def _whole(tiling: Tiling, name: str, which: str) -> float:
+    """What all tiles together make or hold of a value, as a share of it."""
+    found = 1.0
+    for axis in tiling.tiled:
+        track = getattr(tiling.spans[axis], which).get(name)
+        if track is not None:
+            found *= track.total / max(1, tiling.lines[axis].sizes[name])
+    return found
+
+
+def _runs(tiling: Tiling, name: str) -> int:
+    """How many tiles make a part of a value."""
+    tracks = (tiling.spans[axis].own.get(name) for axis in tiling.tiled)
+    return prod(int(np.count_nonzero(track.sizes)) for track in tracks if track is not None)
