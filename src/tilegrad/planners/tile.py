@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import prod
 
 from ..bounds import check_axes, label_axes, sort_nodes
 from ..bounds.roles import NodePart
@@ -25,7 +26,9 @@ from .tiling import Scale, TileSizes, Walks, Weight, cut_tiles, keep_last, keepa
 
 MOST_TILES = 1024  # in a walk: more of them cost more time than the memory they save is worth
 LOSS = 2  # times the outputs: what a loss holds besides them and their gradients
-GROWTH = 1.4  # from one number of tiles that is tried to the next
+FEW_TILES = 64  # in a walk: more are only weighed where these do not fit
+GROWTH = 1.5  # from one number of tiles that is weighed to the next
+NEAR = 1.02  # times the least time: of such tiles the fewest are taken
 REHEARSED = 5  # at most: the first is nearly always within some percent of what was weighed
 MISTRUST = 0.8  # of what was weighed, before anything was rehearsed: what may turn out to fit
 
@@ -133,18 +136,21 @@ class TileSearch:
     def dialled(self, fit: Fit, budget: int) -> Fit:
         """The same tiles, as many of the last ones kept as the budget allows: more are never less memory. Room is left
         for what a loss makes of the outputs."""
-        best, low, high = fit, 0, len(keepable(fit.schedule)) + 1
         budget -= self.loss_bytes
-        if not self.train or fit.prediction.total_bytes > budget:
+        if not self.train or _peak(fit) > budget:
             return fit
+        best, low, high = fit, 0, len(keepable(fit.schedule)) + 1
+        trust, weight = 1.0, self.scale.weigh(fit.schedule.phases, fit.schedule.storage)
         while high - low > 1:
-            middle = (low + high) // 2
+            guess = weight.keep(budget / trust)[0]
+            middle = min(max(guess, low + 1), high - 1)
             schedule = keep_last(fit.schedule, middle)
             found = Fit(schedule, predict(schedule, self.graded, fit.table), fit.table)
-            if found.prediction.total_bytes <= budget:
+            if _peak(found) <= budget:
                 low, best = middle, found
             else:
                 high = middle
+            trust = _peak(found) / weight.with_kept(middle)
         return best
 
 
@@ -161,6 +167,10 @@ class Option:
         """With as many tiles kept as fit."""
         return self.weight.keep(budget)[1]
 
+    @property
+    def tiles(self) -> int:
+        return sum(prod(phase.grid) for phase in self.phases)
+
 
 def _peak(fit: Fit) -> int:
     return fit.prediction.total_bytes
@@ -172,10 +182,11 @@ def fit_tiles(search: TileSearch, budget: int, storages: Sequence[str], tried: l
         return None
     check_axes(search.graph, label_axes(search.graph), search.axes)
     for storage in storages:
-        options = [search.weigh(mode, sizes, storage) for sizes in _sizes(search) for mode in search.modes]
-        found = _fastest(search, options, budget, tried)
-        if found is not None:
-            return search.dialled(found, budget)
+        for few in (True, False):
+            options = [search.weigh(mode, sizes, storage) for sizes in _sizes(search, few=few) for mode in search.modes]
+            found = _fastest(search, options, budget, tried)
+            if found is not None:
+                return search.dialled(found, budget)
     return None
 
 
@@ -189,7 +200,8 @@ def _fastest(search: TileSearch, options: list[Option], budget: int, tried: list
         sure = [o for o in fitting if max(1.0, trust) * o.weight.total_bytes <= budget]
         if sure:
             room = (budget - search.loss_bytes) / max(1.0, trust)
-            option = min(sure, key=lambda o: (o.seconds(room), o.weight.total_bytes))
+            least = min(o.seconds(room) for o in sure)
+            option = min((o for o in sure if o.seconds(room) <= NEAR * least), key=lambda o: o.tiles)
         else:
             option = min(fitting, key=lambda o: (o.weight.total_bytes, o.weight.seconds))
         fit = search.rehearse(option)
@@ -201,20 +213,21 @@ def _fastest(search: TileSearch, options: list[Option], budget: int, tried: list
     return None
 
 
-def _sizes(search: TileSearch) -> Iterator[TileSizes]:
-    """All that is weighed. Samples first: they have no halos."""
-    image = tuple(a for a in search.axes if a != "n")
+def _sizes(search: TileSearch, *, few: bool) -> Iterator[TileSizes]:
+    """All that is weighed, in few tiles, or in many. Samples first: they have no halos."""
+    image = axis_lengths(search.graph, [a for a in search.axes if a != "n"])
     batch = axis_lengths(search.graph, ("n",)).get("n", 1) if search.samples or "n" in search.axes else 1
     fixed = {"n": 1} if batch > 1 else {}
     families: list[tuple[dict[str, int], tuple[str, ...]]] = [({}, ("n",))] if batch > 1 else []
-    families += [(fixed, axes) for axes in dict.fromkeys((image[:1], image[1:2], image)) if axes]
+    longest = sorted(image, key=lambda axis: -image[axis])
+    families += [(fixed, tuple(a for a in image if a in longest[:k])) for k in dict.fromkeys((1, len(image))) if image]
     for known, axes in families:
         lengths, unit = axis_lengths(search.graph, axes), total_stride(search.graph, axes)
-        longest = max(lengths.values())
-        most = min(longest // unit, int(MOST_TILES ** (1 / len(axes))))
-        counts = {max(1, round(GROWTH**k)) for k in range(40)}
-        for count in sorted({n for n in counts if n < most} | {max(1, most)}):
-            size = -(-longest // (count * unit)) * unit
+        most = min(max(lengths.values()) // unit, round(MOST_TILES ** (1 / len(axes))))
+        limit = round(FEW_TILES ** (1 / len(axes)))
+        counts = {max(1, round(GROWTH**k)) for k in range(40)} | {limit, most}
+        for count in sorted(n for n in counts if n <= most and (n <= limit) == few):
+            size = -(-max(lengths.values()) // (count * unit)) * unit
             if count > 1 or known:
                 yield {**known, **{axis: min(n, size) for axis, n in lengths.items()}}
 

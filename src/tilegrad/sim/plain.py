@@ -14,16 +14,25 @@ from .peak import PeakBytes
 
 
 def plain_bytes(module: nn.Module, args: Any, kwargs: Any, *, train: bool) -> int:
-    """What plain PyTorch allocates in one step of `module`, found by running it on tensors without data."""
+    """What plain PyTorch allocates in one step of `module`, found by running it on tensors without data: such as know of
+    no device, which is quick, or where the module asks for one, such as claim to be on the CPU."""
+    try:
+        return _rehearsed(module, args, kwargs, train, "meta")
+    except (RuntimeError, NotImplementedError, TypeError, ValueError):
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            return _rehearsed(module, args, kwargs, train, "cpu")
+
+
+def _rehearsed(module: nn.Module, args: Any, kwargs: Any, train: bool, device: str) -> int:
     dtype = next((p.dtype for p in module.parameters()), None)
 
     def blank(item: Any) -> Any:
         if isinstance(item, Tensor):
-            made = torch.empty_like(item, device="cpu")
+            made = torch.empty_like(item, device=device)
             return made.requires_grad_(train and item.requires_grad)
-        return torch.empty(item, dtype=dtype) if isinstance(item, tuple) and _is_shape(item) else item
+        return torch.empty(item, dtype=dtype, device=device) if isinstance(item, tuple) and _is_shape(item) else item
 
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.set_grad_enabled(train):
+    with torch.set_grad_enabled(train):
         state = {name: blank(t) for name, t in _named(module)}
         args, kwargs = pytree.tree_map(blank, (args, kwargs), is_leaf=lambda x: isinstance(x, tuple) and _is_shape(x))
         with _replaced(module, state), PeakBytes("meta") as peak:  # which is what tensors without data are made of

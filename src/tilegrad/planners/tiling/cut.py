@@ -169,7 +169,7 @@ def _level(graph: Graph, line: Line, cuts: dict[str, tuple[int, ...]], count: in
     if lag * count < 0.05:
         return cuts
     tried: list[Cuts] = [cuts]
-    for part in (0.25, 0.5, 0.75, 1.0):
+    for part in (0.5, 1.0):
         shift = {v: round(part * lag * line.sizes[v]) for v in cuts}
         if all(shift[v] < cuts[v][1] for v in cuts):
             tried.append({v: (0, *(c - shift[v] for c in track[1:-1]), track[-1]) for v, track in cuts.items()})

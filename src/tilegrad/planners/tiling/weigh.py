@@ -50,6 +50,11 @@ class Weight:
         count = int(np.searchsorted(held, budget - self.turn_bytes, side="right"))
         return count, self.seconds - count * self.kept_seconds
 
+    def with_kept(self, count: int) -> float:
+        """Bytes with so many tiles kept."""
+        held = float(self.kept_bytes[len(self.kept_bytes) - count :].sum())
+        return max(self.total_bytes, self.turn_bytes + held)
+
 
 @dataclass(frozen=True)
 class _Tape:
