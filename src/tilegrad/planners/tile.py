@@ -7,10 +7,10 @@ is room for. The fastest that should fit is rehearsed; what that teaches counts 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import prod
+from math import inf, prod
 
 from ..bounds import check_axes, label_axes, sort_nodes
 from ..bounds.roles import NodePart
@@ -28,6 +28,7 @@ MOST_TILES = 1024  # in a walk: more of them cost more time than the memory they
 LOSS = 2  # times the outputs: what a loss holds besides them and their gradients
 FEW_TILES = 64  # in a walk: more are only weighed where these do not fit
 GROWTH = 1.5  # from one number of tiles that is weighed to the next
+IDLE = 2  # numbers of tiles that fit and are no faster: then more are not weighed
 NEAR = 1.02  # times the least time: of such tiles the fewest are taken
 REHEARSED = 5  # at most: the first is nearly always within some percent of what was weighed
 MISTRUST = 0.8  # of what was weighed, before anything was rehearsed: what may turn out to fit
@@ -41,12 +42,10 @@ class Tile(Planner):
         """The fastest tiles that fit, or the smallest of all that were tried."""
         if problem.tiles is None:
             return
-        tried = list[Fit]()
         try:
-            fit = fit_tiles(problem.tiles, problem.budget, problem.storages, tried)
+            best = fit_tiles(problem.tiles, problem.budget, problem.storages) or problem.tiles.smallest(problem.storages)
         except GridError:  # nothing here has an axis that could be cut
             return
-        best = fit or min(tried, key=lambda f: f.prediction.total_bytes, default=None)
         if best is not None:
             grids = {p.forward.tiled: p.grid for p in best.schedule.phases if p.forward is not None}
             cut = "; ".join(f"{'x'.join(map(str, grid))} along {','.join(axes)}" for axes, grid in grids.items())
@@ -127,6 +126,20 @@ class TileSearch:
         phases = cut_tiles(self.walks, mode, sizes, self.machine)
         return Option(mode, storage, phases, self.scale.weigh(phases, storage))
 
+    def floor(self, storage: str) -> float:
+        """No tiles need less."""
+        first = next((sizes for family in _families(self, few=True) for sizes in family), {})
+        return self.scale.floor(cut_tiles(self.walks, self.modes[-1], first, self.machine), storage)
+
+    def smallest(self, storages: Sequence[str]) -> Fit | None:
+        """The tiles that need least of all that are weighed."""
+        if not self.axes:
+            return None
+        sizes = [each for few in (True, False) for family in _families(self, few=few) for each in family]
+        options = [self.weigh(self.modes[-1], each, storages[-1]) for each in sizes]
+        least = min(options, key=lambda o: (o.weight.total_bytes, o.weight.seconds), default=None)
+        return self.rehearse(least) if least is not None else None
+
     def rehearse(self, option: Option) -> Fit:
         mode = "stream" if option.mode == "auto" else option.mode
         schedule = make_schedule(self.graph, mode, option.phases, option.storage, self.train)
@@ -176,21 +189,36 @@ def _peak(fit: Fit) -> int:
     return fit.prediction.total_bytes
 
 
-def fit_tiles(search: TileSearch, budget: int, storages: Sequence[str], tried: list[Fit]) -> Fit | None:
-    """The fastest tiles that fit, near storage before far; None where none do. `tried` gathers all that was rehearsed."""
+def fit_tiles(search: TileSearch, budget: int, storages: Sequence[str]) -> Fit | None:
+    """The fastest tiles that fit, near storage before far; None where none do."""
     if not search.axes:
         return None
     check_axes(search.graph, label_axes(search.graph), search.axes)
     for storage in storages:
+        if search.floor(storage) > budget:
+            continue
         for few in (True, False):
-            options = [search.weigh(mode, sizes, storage) for sizes in _sizes(search, few=few) for mode in search.modes]
-            found = _fastest(search, options, budget, tried)
+            options = [o for family in _families(search, few=few) for o in _weighed(search, family, storage, budget)]
+            found = _fastest(search, options, budget)
             if found is not None:
                 return search.dialled(found, budget)
     return None
 
 
-def _fastest(search: TileSearch, options: list[Option], budget: int, tried: list[Fit]) -> Fit | None:
+def _weighed(search: TileSearch, family: Iterable[TileSizes], storage: str, budget: int) -> Iterator[Option]:
+    """Few tiles to many, until more of them fit and are no faster."""
+    least, idle = inf, 0
+    for sizes in family:
+        options = [search.weigh(mode, sizes, storage) for mode in search.modes]
+        yield from options
+        seconds = min((o.seconds(budget) for o in options if o.weight.total_bytes <= budget), default=inf)
+        idle = idle + 1 if least <= seconds < inf else 0
+        least = min(least, seconds)
+        if idle >= IDLE:
+            return
+
+
+def _fastest(search: TileSearch, options: list[Option], budget: int) -> Fit | None:
     """Rehearse what is fastest of what should fit; where nothing should, what is smallest."""
     trust = MISTRUST  # what is needed, as a share of what was weighed
     for _ in range(REHEARSED):
@@ -205,7 +233,6 @@ def _fastest(search: TileSearch, options: list[Option], budget: int, tried: list
         else:
             option = min(fitting, key=lambda o: (o.weight.total_bytes, o.weight.seconds))
         fit = search.rehearse(option)
-        tried.append(fit)
         if _peak(fit) <= budget:
             return fit
         trust = max(trust, _peak(fit) / option.weight.total_bytes)
@@ -213,8 +240,8 @@ def _fastest(search: TileSearch, options: list[Option], budget: int, tried: list
     return None
 
 
-def _sizes(search: TileSearch, *, few: bool) -> Iterator[TileSizes]:
-    """All that is weighed, in few tiles, or in many. Samples first: they have no halos."""
+def _families(search: TileSearch, *, few: bool) -> Iterator[list[TileSizes]]:
+    """All that is weighed, in few tiles or in many: samples, which have no halos; the longest axis; all axes."""
     image = axis_lengths(search.graph, [a for a in search.axes if a != "n"])
     batch = axis_lengths(search.graph, ("n",)).get("n", 1) if search.samples or "n" in search.axes else 1
     fixed = {"n": 1} if batch > 1 else {}
@@ -226,10 +253,9 @@ def _sizes(search: TileSearch, *, few: bool) -> Iterator[TileSizes]:
         most = min(max(lengths.values()) // unit, round(MOST_TILES ** (1 / len(axes))))
         limit = round(FEW_TILES ** (1 / len(axes)))
         counts = {max(1, round(GROWTH**k)) for k in range(40)} | {limit, most}
-        for count in sorted(n for n in counts if n <= most and (n <= limit) == few):
-            size = -(-max(lengths.values()) // (count * unit)) * unit
-            if count > 1 or known:
-                yield {**known, **{axis: min(n, size) for axis, n in lengths.items()}}
+        counts = {n for n in counts if n <= max(1, most) and (n <= limit) == few and (n > 1 or known)}
+        sizes = (-(-max(lengths.values()) // (count * unit)) * unit for count in sorted(counts))
+        yield [{**known, **{axis: min(n, size) for axis, n in lengths.items()}} for size in sizes]
 
 
 def axis_lengths(graph: Graph, axes: Sequence[str]) -> dict[str, int]:

@@ -118,7 +118,7 @@ def test_verify_exits_1_when_gradients_differ(
 
     broken = seam.Seam.assemble
     monkeypatch.setattr(seam.Seam, "assemble", lambda self, own: broken(self, own) * 1.001)
-    assert main(["verify", f"{model}:net", "--input", "1x1x20x18", "--tile", "6"]) == 1
+    assert main(["verify", f"{model}:net", "--input", "1x1x20x18", "--tile", "6", "--mode", "stream"]) == 1
     assert "elements differ" in capsys.readouterr().out
 
 

@@ -15,7 +15,7 @@ from .seams import Seams, held_bytes
 from .walks import UncutPhase, Walks
 
 TileSizes = Mapping[str, int]  # axis -> elements of the input per tile
-MOST_ROUNDS = 8  # in which values are found that are better kept whole
+MOST_ROUNDS = 3  # in which values are found that are better kept whole
 
 
 def plan_plain(graph: Graph, *, train: bool = True) -> Schedule:

@@ -237,6 +237,10 @@ class Scale:
         records = np.concatenate(kept) if kept else np.zeros(0)
         return Weight(peak, seconds, turn + halos, records, again / max(1, len(records)))
 
+    def floor(self, phases: Sequence[TilePhase], storage: str) -> float:
+        """What is there between phases: no tiles of these walks need less."""
+        return max((float(each.max(initial=0.0)) for each in self._held_between(phases, storage == Storage.DEVICE)))
+
     def _tiles(self, phase: TilePhase, tiling: Tiling | None) -> tuple[Sizes, NDArray[np.int64]]:
         """Of each memory the share that a tile holds: a column for each kind of tile; and which kind each tile is."""
         memories = self.moments(phase).memories
