@@ -8,7 +8,20 @@ from ..bounds import call_of, needed_gradients, reached_by
 from ..kernels import Fused, with_kernels
 from ..ops import Call, Op, Reduction, find
 from ..region import Box
-from ..schedule import Backward, Compute, Free, Island, IslandStep, Join, Load, Run, Schedule, ScheduleStep, Store
+from ..schedule import (
+    Backward,
+    Compute,
+    Free,
+    Island,
+    IslandStep,
+    Join,
+    Load,
+    Run,
+    Schedule,
+    ScheduleStep,
+    Store,
+    unread_nodes,
+)  # fmt: skip
 from .stretch import Stretch, WholeChain, WholeNode, WholeStep
 
 AnyStep = IslandStep | Fused | WholeStep
@@ -23,6 +36,7 @@ class Executor:
         self.schedule, self.graph, self.device = schedule, schedule.graph, device
         self._programs: dict[str, tuple[ProgramStep, ...]] = {}
         self._plain: dict[str, bool] = {}
+        self._unread: dict[str, frozenset[str]] = {}
         self._needs: dict[frozenset[str], frozenset[str]] = {}
         self._reached: dict[frozenset[str], frozenset[str]] = {}
         self.calls: dict[str, Call] = {node.name: call_of(self.graph, node) for node in self.graph.nodes}
@@ -106,6 +120,12 @@ class Executor:
             steps = self.program(island)
             self._plain[island.name] = all(isinstance(step, Stretch | WholeNode | Store | Free) for step in steps)
         return self._plain[island.name]
+
+    def unread(self, island: Island) -> frozenset[str]:
+        """Nodes that need not be run where the island runs for its backward alone."""
+        if island.name not in self._unread:
+            self._unread[island.name] = unread_nodes(self.graph, island)
+        return self._unread[island.name]
 
     def needs(self, graded: frozenset[str]) -> frozenset[str]:
         """The values whose gradient is wanted, given the outside values that require one."""

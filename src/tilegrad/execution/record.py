@@ -57,6 +57,7 @@ class Record:
         self.folded: list[tuple[Fold, Root, torch.dtype, list[Tensor]]] = []
         self.tokens: list[Tensor] = []
         self.missing = {v for v in writes if not run.again or v not in run.values}
+        self.unread = run.executor.unread(island) if graded and run.again and not self.missing else frozenset()
         self.hooks: References | Adoptions | Holdings | None = None
         if graded and island.refers is not None:
             self.hooks = References(_lookup(run, island))
@@ -177,7 +178,8 @@ class Record:
         seed = run.seed_of(node.name) if op.random else 0
         pairs = zip(node.reads, step.reads, strict=True)
         tiles = [self._tensor(name, raw.clip(run.graph.shape(name))) for name, raw in pairs]
-        place = Place(step.out, step.reads, seed, run.device)
+        unread = node.name in self.unread and out in run.needs
+        place = Place(step.out, step.reads, seed, run.device, unread)
         result = self._run_tiles(step, op, call, tiles, place)
         self.values[out] = (checked(result, step.out, node.describe()), step.out)
 

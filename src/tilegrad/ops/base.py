@@ -95,6 +95,7 @@ class Place:
     reads: tuple[Box, ...]
     seed: int = 0  # of random operators
     device: torch.device | None = None  # where the tile runs, for operators that read nothing
+    unread: bool = False  # nobody reads what is made: only its gradient is wanted, and its shape
 
     def pad(self, call: Call, i: int = 0) -> list[tuple[int, int]]:
         """How far input `i`'s box sticks out of its value, per dimension."""
@@ -132,6 +133,7 @@ class Op:
     view: ClassVar[bool] = False  # another look at its input's memory: makes no bytes
     flops_each: ClassVar[float] = 1.0  # what `flops` gives, where that is the same for every call
     fresh_gradient: ClassVar[bool] = False  # is its input's gradient in memory that nothing else reads?
+    gradient_alone: ClassVar[bool] = False  # can it be differentiated without being run (`Place.unread`)?
 
     def __init__(self, spatial: int = 0):
         self.spatial = spatial  # how many trailing dimensions of its first input are an image's

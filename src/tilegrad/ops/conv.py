@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import prod
+from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import Function
 
 from ..region import Slide
 from .base import Call, Op, Place, Reads, Sample, imagelike, whole
@@ -32,6 +35,7 @@ def windows(call: Call) -> tuple[Slide, ...]:
 class Conv(Op):
     dense = True
     fresh_gradient = True
+    gradient_alone = True
     pads = True
 
     def reads(self, call: Call) -> Reads:
@@ -59,6 +63,10 @@ class Conv(Op):
         if any(map(any, explicit)):
             x = F.pad(x, [p for pair in reversed(explicit) for p in pair])
         stride, dilation = [s.stride for s in slides], [s.dilation for s in slides]
+        if place.unread:
+            rest = (place.out.shape, stride, padding, dilation, call.attr("groups", 1))
+            found: Tensor = UnreadConv.apply(x, weight, bias, *rest)  # type: ignore[no-untyped-call]
+            return found
         return CONV[axes - 1](x, weight, bias, stride, padding, dilation, call.attr("groups", 1))
 
     @classmethod
@@ -71,3 +79,23 @@ class Conv(Op):
         yield Sample(lambda x, w: F.conv2d(x, w, padding=3), ((1, 1, 5, 6), (1, 1, 2, 2)), "padding over kernel")
         yield Sample(lambda x, w: F.conv1d(x, w, padding=1, stride=2), ((2, 2, 13), (3, 2, 3)))
         yield Sample(lambda x, w: F.conv3d(x, w, padding=1), ((1, 2, 5, 6, 7), (2, 2, 3, 3, 3)))
+
+
+class UnreadConv(Function):
+    """A convolution that is differentiated without being run: its result is one element, repeated."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, shape: Sequence[int], *options: Any
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.bias = None if bias is None else list(bias.shape)
+        ctx.options = options
+        return x.new_empty(()).expand(shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        x, weight = ctx.saved_tensors
+        stride, padding, dilation, groups = ctx.options
+        rest = (stride, padding, dilation, False, [0] * len(stride), groups, ctx.needs_input_grad[:3])
+        return (*torch.ops.aten.convolution_backward(grad, x, weight, ctx.bias, *rest), *(None for _ in range(5)))

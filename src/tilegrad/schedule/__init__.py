@@ -2,6 +2,7 @@
 
 from .fuse import fuse as fuse
 from .island import Island as Island
+from .island import unread_nodes as unread_nodes
 from .notation import format_schedule as format_schedule
 from .notation import parse_schedule as parse_schedule
 from .phase import TilePhase as TilePhase

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ..ir import Graph
+from ..ops import find
 from .steps import Compute, Fold, Free, IslandStep, Join, Load, Store
 
 
@@ -60,6 +61,18 @@ class Island:
         folded = [graph.node[name].reads[0] for name in self.folds]
         again = [v for v in folded if v in self.stores]
         return tuple(dict.fromkeys((*sorted(self.refers or ()), *again)))
+
+
+def unread_nodes(graph: Graph, island: Island) -> frozenset[str]:
+    """Nodes whose result the island only stores, and whose operators can be differentiated without being run: where it
+    runs again for its backward, they need not."""
+    uses: dict[str, int] = {}
+    for step in island.steps:
+        for name in touched(graph, step) if isinstance(step, Compute | Join) else ():
+            uses[name] = uses.get(name, 0) + 1
+    made = {s.node: graph.node[s.node].outputs[0] for s in island.steps if isinstance(s, Compute) and s.answers is None}
+    alone = (n for n, out in made.items() if uses[out] == 1 and out in island.stores)
+    return frozenset(n for n in alone if find(graph.node[n]).gradient_alone)
 
 
 def touched(graph: Graph, step: IslandStep) -> tuple[str, ...]:

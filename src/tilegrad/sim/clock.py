@@ -12,7 +12,21 @@ from dataclasses import dataclass, field
 from ..bounds import call_of
 from ..ir import Graph
 from ..ops import find
-from ..schedule import Backward, Compute, Exchange, Free, Island, Join, Load, Move, Run, Schedule, Storage, Store
+from ..schedule import (
+    Backward,
+    Compute,
+    Exchange,
+    Free,
+    Island,
+    Join,
+    Load,
+    Move,
+    Run,
+    Schedule,
+    Storage,
+    Store,
+    unread_nodes,
+)  # fmt: skip
 from ..schedule.whole import roots_of
 from .machine import PEER, Machine
 from .rehearsal import shape_of
@@ -40,12 +54,12 @@ def measure_time(schedule: Schedule, seconds: Mapping[str, float] | None, machin
     gone: dict[str, float] = {}  # value -> when its copy to the host is done
     there: dict[str, float] = {}  # value -> when its copy from the host is done
     moved, starts = 0, list[float]()
-    for step in schedule.steps:
+    for at, step in enumerate(schedule.steps):
         wait = spent = 0.0
         match step:
             case Run(island=name):
                 island = schedule.islands[name]
-                spent = clock.forward(island)
+                spent = clock.forward(island, at > schedule.turn and schedule.is_for_backward(at))
                 if there:
                     reads = {roots.root[v] for v in island.reads(schedule.graph)}
                     wait = max((there.get(v, 0.0) for v in reads), default=0.0)
@@ -86,7 +100,7 @@ class _Known:
     def __init__(self, seconds: Mapping[str, float]):
         self.seconds = seconds
 
-    def forward(self, island: Island) -> float:
+    def forward(self, island: Island, again: bool) -> float:
         return sum(self.seconds[node] for node in island.nodes)
 
     def backward(self, island: Island) -> float:
@@ -100,28 +114,31 @@ class _Counted:
         self.graph, self.machine = schedule.graph, machine
         self.far = schedule.storage != Storage.DEVICE
         self.moved = 0
-        self._known: dict[Hashable, tuple[float, float, int]] = {}
+        self._known: dict[Hashable, tuple[float, float, float, int]] = {}
 
-    def forward(self, island: Island) -> float:
-        seconds, _, moved = self._count(island)
+    def forward(self, island: Island, again: bool) -> float:
+        seconds, unread, _, moved = self._count(island)
         self.moved += moved
-        return seconds
+        return seconds - (unread if again else 0.0)
 
     def backward(self, island: Island) -> float:
-        _, seconds, moved = self._count(island)
+        _, _, seconds, moved = self._count(island)
         self.moved += moved
         return seconds
 
-    def _count(self, island: Island) -> tuple[float, float, int]:
+    def _count(self, island: Island) -> tuple[float, float, float, int]:
+        """Forward, what of that need not run again, backward, and the bytes moved to or from elsewhere."""
         key = shape_of(island)
         if key not in self._known:
-            forward = back = 0.0
+            forward = back = skipped = 0.0
+            unread = unread_nodes(self.graph, island)
             moved, call_s = 0, PYTHON * self.machine.launch_s
             for step in island.steps:
                 match step:
                     case Compute(node=name, out=out):
                         once, factor = _box_seconds(self.graph, name, out.volume, self.machine)
                         forward += once + call_s
+                        skipped += once if name in unread else 0.0
                         back += factor * once + call_s
                     case Join(value=value, held=held, receives=receives, gives=gives):
                         size = self.graph.type(value).item_bytes
@@ -134,7 +151,7 @@ class _Counted:
                         if self.far and self.graph.value[value].kind.computed and len(box) > 2:
                             moved += box.volume * self.graph.type(value).item_bytes
             link = moved / min(self.machine.to_host_per_s, self.machine.from_host_per_s)
-            self._known[key] = (forward + link, back + link, moved)
+            self._known[key] = (forward + link, skipped, back + link, moved)
         return self._known[key]
 
 

@@ -221,19 +221,19 @@ class Scale:
             bytes_ = whole * sizes
             halos += self._halos(phase) if near else 0.0
             peak = max(peak, before[at] + halos + float((table.plain @ bytes_).max(initial=0.0)))
-            forward, backward, link = self._seconds(phase, near)
+            forward, once, backward, link = self._seconds(phase, near)
             seconds += forward + link
             if self.train:
                 if phase.backward is not phase.forward:
                     bytes_ = whole * self._tiles(phase, phase.backward)[0]
                 most = np.maximum((table.graded @ bytes_).max(0, initial=0.0), (table.back @ bytes_).max(0, initial=0.0))
                 peak = max(peak, after[at] + halos + float(most.max(initial=0.0)))
-                seconds += forward + backward + 2 * link
+                seconds += once + backward + 2 * link
                 saved = table.saved @ bytes_
                 turn = after[at] + float((most - saved).max(initial=0.0))
                 if phase.backward is phase.forward:
                     kept.append(saved[kinds])
-                    again += forward
+                    again += once
         records = np.concatenate(kept) if kept else np.zeros(0)
         return Weight(peak, seconds, turn + halos, records, again / max(1, len(records)))
 
@@ -293,9 +293,11 @@ class Scale:
 
     # -- seconds -------------------------------------------------------------------------------------------------------
 
-    def _seconds(self, phase: TilePhase, near: bool) -> tuple[float, float, float]:
-        """Forward, backward, and the link to where halos and stored values are kept."""
+    def _seconds(self, phase: TilePhase, near: bool) -> tuple[float, float, float, float]:
+        """Forward, again, backward, and the link to where halos and stored values are kept."""
         machine, graph, tiling = self.machine, self.graph, phase.forward
+        read = {name for node in phase.nodes for name in node.reads}
+        skipped = 0.0
         call_s = (1 + PYTHON) * machine.launch_s
         forward = back = moved = 0.0
         for node in phase.nodes:
@@ -303,6 +305,8 @@ class Scale:
             share = _whole(tiling, node.outputs[0], "own") if tiling is not None else 1.0
             count = _runs(tiling, node.outputs[0]) if tiling is not None else 1
             forward += share * once + count * call_s
+            if node.outputs[0] in phase.stores and node.outputs[0] not in read and find(node).gradient_alone:
+                skipped += share * once
             back += factor * share * once + count * call_s
             name, size = node.outputs[0], graph.type(node.outputs[0]).bytes
             held = _whole(tiling, name, "held") if tiling is not None and tiling.mode == "stream" else share
@@ -314,7 +318,7 @@ class Scale:
         stored = {v for v in (*phase.boxed, *phase.stores) if graph.value[v].kind.computed and len(graph.shape(v)) > 2}
         moved += sum(graph.type(v).bytes for v in stored)
         link = 0.0 if near else moved / min(machine.to_host_per_s, machine.from_host_per_s)
-        return forward, back, link
+        return forward, forward - skipped, back, link
 
     def _node_seconds(self, node: Node) -> tuple[float, float]:
         """All of a node, without the call; and how much longer backward takes."""
