@@ -16,16 +16,19 @@ from keep_sets import KeepSets
 from step_player import Player
 from tilegrad.ir import Graph, Phase
 from tilegrad.planners import Effort, plan_keep
-from tilegrad.planners.recompute import plan_recompute, solve_recompute
+from tilegrad.planners.recompute import plan_recompute, schedule_reruns
 from tilegrad.planners.stages.evict import smallest_peak
 from tilegrad.planners.stages.problem import make_problem
-from tilegrad.planners.stages.program import Program, Solved
+from tilegrad.planners.stages.model import Solved
+from tilegrad.planners.stages.outline import Outline
+from tilegrad.planners.stages.program import Program
+from tilegrad.planners.stages.search import RecomputeSearch
 from tilegrad.planners.stages.stages import Stages
 from tilegrad.schedule import Schedule, check_schedule
 from tilegrad.sim.predict import measure_memory
 from training_graphs import chain_graph, node_times, seeded_graph, some, training_graphs
 
-HEURISTIC, EXACT = Effort(0.5, 0.0), Effort(0.5, 20.0, gap=1e-6)
+HEURISTIC, EXACT = Effort(work=50_000, nodes=0), Effort(work=50_000, gap=1e-6)
 
 
 def extra(schedule: Schedule | None, seconds: Mapping[str, float]) -> float | None:
@@ -45,7 +48,7 @@ def check_program(graph: Graph, budget: int, best: float | None) -> None:
     if budget < max(problem.before + problem.during):
         return
     program = Program(problem, budget)
-    solved = program.solve(20.0, 0.0, None)
+    solved = program.solve(10_000, 0.0)
     assert (solved.values is None) == (best is None)
     if solved.values is not None:
         found = program.read(Stages(problem), solved.values)
@@ -56,7 +59,7 @@ def check_against_brute_force(graph: Graph, share: float) -> None:
     seconds = node_times(graph)
     brute = KeepSets(graph, seconds)
     least, plain = brute.least_peak(), measure_memory(plan_keep(graph)).peak_bytes
-    assert least <= smallest_peak(make_problem(graph, seconds)).peak
+    assert least <= smallest_peak(Stages(make_problem(graph, seconds))).peak
     for budget in {least - 1, least, int(least + share * (plain - least))}:
         best = brute.least_seconds(budget)
         check_program(graph, budget, best)
@@ -103,9 +106,9 @@ def test_bytes_beside_megabytes(graph: Graph, share: float) -> None:
 @given(training_graphs(most=8), st.floats(0, 1))
 def test_planners_count_no_less_than_the_simulator(graph: Graph, share: float) -> None:
     problem = make_problem(graph, node_times(graph))
-    low, plain = smallest_peak(problem).peak, measure_memory(plan_keep(graph)).peak_bytes
+    low, plain = smallest_peak(Stages(problem)).peak, measure_memory(plan_keep(graph)).peak_bytes
     budget = int(low + share * (plain - low))
-    found = solve_recompute(problem, budget, HEURISTIC)
+    found = RecomputeSearch(problem).solve(budget, HEURISTIC)
     assert found is not None and found.gap is not None and found.gap >= 0
     schedule = plan_recompute(graph, node_times(graph), budget, HEURISTIC)
     assert measure_memory(schedule).peak_bytes <= found.solution.peak <= budget
@@ -114,7 +117,7 @@ def test_planners_count_no_less_than_the_simulator(graph: Graph, share: float) -
 def test_the_smallest_peak_is_a_budget_that_can_be_met() -> None:
     for seed in range(40):
         graph = seeded_graph(seed, 8)
-        least = smallest_peak(make_problem(graph, node_times(graph))).peak
+        least = smallest_peak(Stages(make_problem(graph, node_times(graph)))).peak
         check_fits(found := plan_recompute(graph, node_times(graph), least, HEURISTIC), least)
         assert found is not None
 

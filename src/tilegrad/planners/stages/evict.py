@@ -1,7 +1,7 @@
 """The heuristic for recompute: evict what frees most for least until the budget holds, then keep again what fits.
 
-It starts from a rounded solution of the outline, or from keeping everything. A plan is bettered by dropping a few values
-by chance and starting from there.
+It starts from a rounded solution of the outline, or from keeping everything. A plan is bettered by keeping a few more
+values by chance and starting from there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .stages import Solution, Stages, keep_nothing, members
 
 CANDIDATES = 40  # values tried per eviction
 BLUR = 1.5  # how far apart two evictions may be for chance to take the worse
-DROPPED = (2, 4, 8)  # values, by chance
+SHAKEN = (1, 2, 4, 8)  # values kept by chance
 TINY = 1e-12  # seconds: not worth a move
 
 
@@ -32,14 +32,20 @@ def fit(start: Solution, budget: int, limit: float = inf, chance: Random | None 
 
 
 def shaken(solution: Solution, chance: Random) -> Solution:
-    """The same without a few values that it keeps somewhere."""
+    """The same with a few more values kept, whether they fit or not."""
     found = solution.copy()
-    at = chance.randrange(len(found.keep))
-    near = list(members(found.keep[at] & ~found.stages.handed))
-    for value in chance.sample(near, min(len(near), chance.choice(DROPPED))):
-        if (span := found.span(value, at)) is not None:
-            found.apply(value, *span, drop=True)
+    again = _made_again(found)
+    for value in chance.sample(again, min(len(again), chance.choice(SHAKEN))):
+        if spans := list(_rerun_spans(found, value)):
+            found.apply(value, *chance.choice(spans), drop=False)
     return found
+
+
+def _made_again(solution: Solution) -> list[int]:
+    """The values that could be kept instead."""
+    stages = solution.stages
+    again = {v for cost in solution.costs[1:] for i in cost.runs for v in stages.problem.makes[i]}
+    return sorted(again - stages.fused - stages.problem.kept)
 
 
 def _evict(solution: Solution, budget: int, chance: Random | None) -> bool:
@@ -70,12 +76,10 @@ def _largest(solution: Solution, alive: int) -> list[int]:
 
 def _fill(solution: Solution, budget: int, limit: float) -> None:
     """Keep again whatever saves time and fits, the greatest saving first, until nothing does."""
-    stages, handed, fused = solution.stages, solution.stages.handed, solution.stages.fused
-    moved = True
+    stages, moved = solution.stages, True
     while moved and stages.work < limit:
-        again = {v for cost in solution.costs[1:] for i in cost.runs for v in stages.problem.makes[i]} - fused
         options = []
-        for value in sorted(v for v in again if not handed >> v & 1):
+        for value in _made_again(solution):
             for first, last in _rerun_spans(solution, value) if stages.work < limit else ():
                 seconds, _, peak = solution.trial(value, first, last, budget, drop=False)
                 if peak <= budget and seconds < -TINY:

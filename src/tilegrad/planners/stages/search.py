@@ -25,9 +25,10 @@ from .stages import Solution, Stages, keep_all, keep_once
 THRESHOLDS = (0.5, 0.1, 0.9)
 EXACT_CELLS = 8_000  # stages x units up to which the program stage by stage is worth a try
 LOOKS = 8  # outlines, each with one stage more
-NODES, WHOLE = 20, 1000  # the tree of an outline, and the columns up to which whole numbers are asked for
-ITERATION = 40  # nodes that one iteration of the solver costs
-SHAKES = 64  # attempts to better a plan
+NODES = 20  # of an outline's tree
+COLUMN = 600  # work that there must be for each column of an outline, for whole numbers to be asked for
+ITERATION = 40  # work that one iteration of a solver is
+SHAKES = 200  # attempts to better a plan
 
 
 @dataclass(frozen=True)
@@ -114,8 +115,8 @@ class _Attempt:
     def __init__(self, search: RecomputeSearch, budget: int, effort: Effort):
         self.search, self.budget, self.enough = search, budget, effort.gap
         self.problem, self.stages = search.problem, search.stages
-        self.begun = self.stages.work
-        self.limit = self.begun + effort.work
+        self.limit = self.stages.work + effort.work
+        self.looking = self.limit - 2 * effort.work // 3  # until then stages are added to what is looked at
         self.bound = search.bound(budget)
         self.best: Solution | None = None
         self.notes: list[str] = []
@@ -154,7 +155,7 @@ class _Attempt:
         while len(looks) <= LOOKS and self.problem.base_seconds > 0 and not self.done:
             outline = Outline(self.problem, self.budget, looks)
             try:
-                solved = outline.solve(NODES, self.enough / 2) if len(outline.cost) <= WHOLE else outline.relax()
+                solved = outline.solve(NODES, self.enough / 2) if len(outline.cost) * COLUMN <= self.limit - self.stages.work else outline.relax()
             except InputError as error:
                 self.notes.append(f"{error.what}: this is the heuristic's plan")
                 break
@@ -166,7 +167,7 @@ class _Attempt:
             if solved.values is None:
                 break
             over = self._round(outline, solved.values)
-            if over is None or over in looks or self.stages.work > (self.begun + self.limit) / 2:
+            if over is None or over in looks or self.stages.work > self.looking:
                 break
             looks.append(over)
         for start in (everything, *self.search.known(self.budget)):

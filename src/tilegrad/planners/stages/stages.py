@@ -17,7 +17,7 @@ import numpy as np
 
 from .problem import StageProblem
 
-WALK = 20  # nodes that a walk costs before the first
+WALK = 10  # nodes that a walk costs before the first, and a trial before the first walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Stages:
         self.sizes = np.array(problem.bytes, dtype=np.int64)
         self._width = len(problem.values) // 8 + 1
         self._known: dict[tuple[int, int, int], Stage] = {}
-        self.work = 0  # nodes walked over so far, and a little for every walk: what a search has cost
+        self.work = 0  # nodes walked over so far, and a little for every walk and trial: what searches have cost
         self._add_forward()
 
     def _add_forward(self) -> None:
@@ -210,6 +210,7 @@ class Solution:
     def trial(self, value: int, first: int, last: int, budget: int, *, drop: bool) -> tuple[float, int, int]:
         """What dropping a value that is kept after stages first..last (or keeping one that is not) changes: seconds,
         overflow; the peak there."""
+        self.stages.work += WALK
         on, off = (0, 1 << value) if drop else (1 << value, 0)
         end = min(last + 2, len(self.keep))
         size = int(self.stages.sizes[value])
@@ -257,11 +258,19 @@ class Solution:
             if stage == 0 or not self.keep[stage - 1] & bit or needs[stage] & bit:
                 return None
             first = last = stage - 1
-        while first > 0 and self.keep[first - 1] & bit and not needs[first] & bit:
-            first -= 1
-        while last + 1 < len(self.keep) and self.keep[last + 1] & bit and not needs[last + 1] & bit:
-            last += 1
-        return first, last
+        touched = self.touching[value]  # between two stages that touch it nothing changes
+        while (at := (touched & ((2 << first) - 1)).bit_length() - 1) > 0:
+            if not self.keep[at - 1] & bit or needs[at] & bit:
+                return at, self._last(value, last)
+            first = at - 1
+        return 0, self._last(value, last)
+
+    def _last(self, value: int, last: int) -> int:
+        bit, needs = 1 << value, self.stages.needs
+        for at in members(self.touching[value] >> (last + 1) << (last + 1)):
+            if not self.keep[at] & bit or needs[at] & bit:
+                return at - 1
+        return len(self.keep) - 1
 
 
 def keep_all(stages: Stages) -> Solution:
