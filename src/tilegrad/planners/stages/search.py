@@ -172,6 +172,8 @@ class _Attempt:
             looks.append(over)
         for start in (everything, *self.search.known(self.budget)):
             self._try(start)
+        if self.best is None:
+            self._try(self.search.least)
 
     def _round(self, outline: Outline, values: np.ndarray) -> int | None:
         """Starts for the heuristic; returns the stage that is most over the budget in any of them."""
