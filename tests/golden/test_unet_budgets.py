@@ -128,7 +128,7 @@ def test_a_stopped_solver_says_so() -> None:
     assert found.peak_bytes <= LEAST
     (note,) = found.notes
     assert note == "the solver was stopped after 1 nodes of its tree: this is the best plan found"
-    assert found.schedule.gap > 0.01
+    assert found.schedule.gap > Effort.gap
 
 
 def test_copies_reach_the_largest_working_set() -> None:
@@ -157,9 +157,7 @@ def test_addresses(budget: int) -> None:
 
 def test_more_budget_never_costs_time() -> None:
     budgets = [int(LEAST + k * (PLAIN - LEAST) / 19) for k in range(20)]
-    found = sweep(
-        Problem(0, TrainingStep(unet(), V100, Effort(work=50_000, nodes=0))), budgets, planner="recompute"
-    )
+    found = sweep(Problem(0, TrainingStep(unet(), V100, Effort(work=50_000, nodes=0))), budgets, planner="recompute")
     assert all(p.chosen.peak_bytes <= p.budget for p in found)
     times = [p.chosen.time_s for p in found]
     assert times == sorted(times, reverse=True)

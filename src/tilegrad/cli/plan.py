@@ -39,7 +39,10 @@ def register(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="which device of this machine")
     parser.add_argument(
-        "--effort", type=int, default=Effort.nodes, help="of the exact search: nodes of its tree; 0: the heuristic alone"
+        "--effort",
+        type=int,
+        default=Effort.nodes,
+        help="of the exact search: nodes of its tree; 0: the heuristic alone",
     )
     parser.add_argument("--seconds", help=argparse.SUPPRESS)  # what --effort was called when it was timed
     parser.add_argument("--json", action="store_true", help="JSON on standard output")
@@ -49,7 +52,9 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.seconds is not None:
-        raise InputError("the search is counted, no longer timed: --seconds is gone", hint="--effort 0, or --effort 200")
+        raise InputError(
+            "the search is counted, no longer timed: --seconds is gone", hint="--effort 0, or --effort 200"
+        )
     if not 0 <= args.effort < 1e9:
         raise InputError(f"an effort of {args.effort} is not possible", hint=f"--effort {Effort.nodes}")
     imported = _is_file(args)

@@ -43,7 +43,9 @@ class Offload(Planner):
         both: list[tuple[float, float, Schedule]] = []
         for share in LOOSER:
             looser = int(budget * share)
-            base = schedule_reruns(step.reruns, looser, step.effort.part(SHARE)) if looser < step.keep.peak_bytes else None
+            base = (
+                schedule_reruns(step.reruns, looser, step.effort.part(SHARE)) if looser < step.keep.peak_bytes else None
+            )
             found = plan_offload(step.graph, step.seconds, step.machine, budget, base) if base is not None else None
             if found is not None:
                 both.append((measure_time(found, step.seconds, step.machine).total_s, share, found))

@@ -46,7 +46,9 @@ def plan_sqrt(graph: Graph, seconds: Mapping[str, float]) -> Schedule:
     return _plan(segment(Stages(problem), sqrt_cuts(problem)))
 
 
-def plan_segments(graph: Graph, seconds: Mapping[str, float], budget: int, *, work: int = Effort.work) -> Schedule | None:
+def plan_segments(
+    graph: Graph, seconds: Mapping[str, float], budget: int, *, work: int = Effort.work
+) -> Schedule | None:
     """The segmentation of least time found that fits, or None where none does."""
     problem = make_problem(graph, seconds)
     if not problem.backward:

@@ -22,9 +22,9 @@ from tilegrad.ir import Graph, Phase
 from tilegrad.planners import Effort, plan_keep
 from tilegrad.planners.recompute import plan_recompute, schedule_reruns
 from tilegrad.planners.stages.evict import smallest_peak
-from tilegrad.planners.stages.problem import make_problem
 from tilegrad.planners.stages.model import Solved
 from tilegrad.planners.stages.outline import Outline
+from tilegrad.planners.stages.problem import make_problem
 from tilegrad.planners.stages.program import Program
 from tilegrad.planners.stages.search import RecomputeSearch
 from tilegrad.planners.stages.stages import Solution, Stages, keep_all
@@ -196,7 +196,9 @@ def test_a_solver_that_is_stopped_leaves_the_best_plan_so_far(monkeypatch: pytes
     stopped = plan_recompute(graph, node_times(graph), budget, EXACT)
     check_fits(stopped, budget)
     assert stopped is not None and stopped.gap is not None and stopped.gap > 0
-    assert stopped.notes == (f"the solver was stopped after {EXACT.nodes} nodes of its tree: this is the best plan found",)
+    assert stopped.notes == (
+        f"the solver was stopped after {EXACT.nodes} nodes of its tree: this is the best plan found",
+    )
     assert extra(exact, node_times(graph)) <= extra(stopped, node_times(graph))
 
 
@@ -272,7 +274,10 @@ def test_an_outline_is_a_bound(graph: Graph, share: float) -> None:
     assert found is not None
     if problem.base_seconds > 0:
         looks = range(0, len(problem.backward), 1 + int(3 * share))
-        for bound in (Outline(problem, budget, looks).relax().bound, Outline(problem, budget, looks).solve(99, 0.0).bound):
+        for bound in (
+            Outline(problem, budget, looks).relax().bound,
+            Outline(problem, budget, looks).solve(99, 0.0).bound,
+        ):
             assert bound <= (problem.base_seconds + found.solution.seconds) * (1 + 1e-6)
 
 

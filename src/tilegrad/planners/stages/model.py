@@ -110,6 +110,7 @@ class Model:
         solver.passModel(model)
         return solver
 
+
 def _run(solver: Any) -> bool:
     """Solve in a thread, so that Ctrl-C stops the search and not the program. Was it stopped so?"""
     solver.HandleKeyboardInterrupt = True

@@ -28,6 +28,7 @@ LOOKS = 8  # outlines, each with one stage more
 NODES = 20  # of an outline's tree
 COLUMN = 600  # work that there must be for each column of an outline, for whole numbers to be asked for
 ITERATION = 40  # work that one iteration of a solver is
+CLOSER = 4  # times nearer to the optimum, while there is work left to do
 SHAKES = 200  # attempts to better a plan
 
 
@@ -136,7 +137,7 @@ class _Attempt:
 
     @property
     def done(self) -> bool:
-        return self.proved or (self.best is not None and self.stages.work > self.limit)
+        return self.gap <= self.enough / CLOSER or (self.best is not None and self.stages.work > self.limit)
 
     def _try(self, start: Solution, chance: Random | None = None) -> None:
         if not self.done:
@@ -155,7 +156,11 @@ class _Attempt:
         while len(looks) <= LOOKS and self.problem.base_seconds > 0 and not self.done:
             outline = Outline(self.problem, self.budget, looks)
             try:
-                solved = outline.solve(NODES, self.enough / 2) if len(outline.cost) * COLUMN <= self.limit - self.stages.work else outline.relax()
+                solved = (
+                    outline.solve(NODES, self.enough / CLOSER / 2)
+                    if len(outline.cost) * COLUMN <= self.limit - self.stages.work
+                    else outline.relax()
+                )
             except InputError as error:
                 self.notes.append(f"{error.what}: this is the heuristic's plan")
                 break
