@@ -42,10 +42,9 @@ class Offload(Planner):
             yield Proposal(alone, "copies alone")
         both: list[tuple[float, float, Schedule]] = []
         for share in LOOSER:
-            looser = int(budget * share)
-            base = (
-                schedule_reruns(step.reruns, looser, step.effort.part(SHARE)) if looser < step.keep.peak_bytes else None
-            )
+            if (looser := int(budget * share)) >= step.keep.peak_bytes:
+                break  # that is copies alone
+            base = schedule_reruns(step.reruns, looser, step.effort.part(SHARE))
             found = plan_offload(step.graph, step.seconds, step.machine, budget, base) if base is not None else None
             if found is not None:
                 both.append((measure_time(found, step.seconds, step.machine).total_s, share, found))

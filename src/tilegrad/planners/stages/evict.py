@@ -21,8 +21,8 @@ TINY = 1e-12  # seconds: not worth a move
 
 
 def fit(start: Solution, budget: int, limit: float = inf, chance: Random | None = None) -> Solution | None:
-    """A solution that fits, found from this one; None where none is found. `limit`: the work, of all that was done since
-    the stages were made, from which on nothing more is kept."""
+    """A solution that fits, found from this one; None where none is found. `limit`: of the work of these
+    stages, from which on nothing more is kept."""
     found = start.copy()
     if not _evict(found, budget, chance):
         return None

@@ -26,7 +26,7 @@ THRESHOLDS = (0.5, 0.1, 0.9)
 EXACT_CELLS = 8_000  # stages x units up to which the program stage by stage is worth a try
 LOOKS = 8  # outlines, each with one stage more
 NODES = 20  # of an outline's tree
-COLUMN = 600  # work that there must be for each column of an outline, for whole numbers to be asked for
+COLUMN = 250  # work that there must be for each column and look of an outline, to ask for whole numbers
 ITERATION = 40  # work that one iteration of a solver is
 CLOSER = 4  # times nearer to the optimum, while there is work left to do
 SHAKES = 200  # attempts to better a plan
@@ -144,9 +144,10 @@ class _Attempt:
             self._take(fit(start, self.budget, self.limit, chance))
 
     def _take(self, solution: Solution | None) -> None:
-        if solution is not None and solution.peak <= self.budget:
-            if self.best is None or solution.seconds < self.best.seconds:
-                self.best = solution
+        if solution is None or solution.peak > self.budget:
+            return
+        if self.best is None or solution.seconds < self.best.seconds:
+            self.best = solution
 
     def outline(self) -> None:
         """Look at memory where it is worst, round what the solver says, look also where that is over the budget."""
@@ -155,12 +156,9 @@ class _Attempt:
         looks = [int(everything.peaks.argmax())]
         while len(looks) <= LOOKS and self.problem.base_seconds > 0 and not self.done:
             outline = Outline(self.problem, self.budget, looks)
+            whole = COLUMN * len(outline.cost) * len(looks) <= self.limit - self.stages.work
             try:
-                solved = (
-                    outline.solve(NODES, self.enough / CLOSER / 2)
-                    if len(outline.cost) * COLUMN <= self.limit - self.stages.work
-                    else outline.relax()
-                )
+                solved = outline.solve(NODES, self.enough / CLOSER / 2) if whole else outline.relax()
             except InputError as error:
                 self.notes.append(f"{error.what}: this is the heuristic's plan")
                 break

@@ -1,8 +1,8 @@
 """What a recompute plan costs, stage by stage.
 
 A solution is, for every stage, the set of values kept until the next one. Evaluating a stage is a walk over the forward
-nodes it must run again, remembered by what comes in and what goes out. A value that a stage does not touch only adds its
-bytes there, so that a trial move walks a few stages, however many it spans. Sets of values are bits of an integer.
+nodes it must run again, remembered by what comes in and what goes out. A value that a stage does not touch only adds
+its bytes there, so that a trial move walks a few stages, however many it spans. Sets of values are bits of an integer.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Stages:
         self._add_forward()
 
     def _add_forward(self) -> None:
-        """The first stage runs everything: what is alive at each node if nothing is kept, and from where on a value adds
-        to that if it is."""
+        """The first stage runs everything: what is alive at each node if nothing is kept, and from where on a value
+        adds to that if it is."""
         problem, n = self.problem, len(self.problem.forward)
         last = [readers[-1] if readers else maker for maker, readers in zip(self.maker, problem.readers, strict=True)]
         self.until = np.array(last, dtype=np.int64) + 1
