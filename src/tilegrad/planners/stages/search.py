@@ -129,7 +129,7 @@ class _Attempt:
         if self.best is None:
             return inf
         seconds = self.problem.base_seconds + self.best.seconds
-        return max(0.0, seconds / self.bound - 1) if self.bound > 0 else 0.0
+        return max(0.0, round(seconds / self.bound - 1, 9)) if self.bound > 0 else 0.0
 
     @property
     def proved(self) -> bool:
