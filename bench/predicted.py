@@ -116,7 +116,7 @@ def _measure(net: nn.Module, x: torch.Tensor) -> tuple[int, float]:
 def _replay(args: argparse.Namespace) -> Iterator[Row]:
     net = tilegrad.replay(tilegrad.load(DUMP), batch=args.batch, image=args.image, device=args.device)
     exact = args.device == "cpu"  # CUDA sums in another order every time
-    steps = TrainingStep(net.graph, find_machine("v100"), Effort(exact_s=20.0), hosted=not exact)
+    steps = TrainingStep(net.graph, find_machine("v100"), Effort(nodes=20), hosted=not exact)
     plain = net.plain()
     plain_s = _seconds(net.plain)
     peak = steps.keep.peak_bytes

@@ -103,7 +103,7 @@ def large_profile(operators: int, blocks: int) -> Profile:
 
 def draw_plan(picture: Path) -> None:
     """Candidates and charts, light."""
-    steps = TrainingStep(load(DUMP), find_machine("v100"), Effort(exact_s=0.0))
+    steps = TrainingStep(load(DUMP), find_machine("v100"), Effort(nodes=0))
     planning = plan_step(Problem(parse_bytes("4GB"), steps))
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as play:
         path = Path(folder) / "plan.html"

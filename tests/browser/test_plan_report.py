@@ -19,7 +19,7 @@ MIB = 2**20
 
 def plan(planner: str) -> Planning:
     graph = chain_graph([8 * MIB, 16 * MIB, 24 * MIB] * 4, time_s=0.01)
-    steps = TrainingStep(graph, find_machine("v100"), Effort(exact_s=0.0, heuristic_s=0.5))
+    steps = TrainingStep(graph, find_machine("v100"), Effort(work=50_000, nodes=0))
     return plan_step(Problem(int(steps.keep.peak_bytes * 0.6), steps), planner=planner)
 
 

@@ -30,7 +30,7 @@ from tilegrad.sim.predict import measure_memory, predict
 from tilegrad.sim.training import training_graph
 from tilegrad.testing import PeakBytes, assert_same, run_step
 
-QUICK = Effort(heuristic_s=0.2, exact_s=0.0)
+QUICK = Effort(work=50_000, nodes=0)
 Choose = Callable[[Graph], Schedule]
 Graphs = dict[Any, tuple[Captured, Graph]]
 

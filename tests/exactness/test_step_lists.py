@@ -95,12 +95,12 @@ def test_planned_for_several_budgets(name: str, planner: str, monkeypatch: pytes
 
 def planned(graph: Graph, planner: str, share: float) -> Schedule | None:
     """The planner's own answer to a budget between what is resident (0) and plain (1)."""
-    steps = TrainingStep(graph, CPU, Effort(0.3, 0.0))
+    steps = TrainingStep(graph, CPU, Effort(work=50_000, nodes=0))
     assert steps.keep.memory is not None
     low, high = steps.keep.memory.resident_bytes, steps.keep.peak_bytes
     budget = int(low + share * (high - low))
     if planner == "segments":
-        return plan_segments(graph, steps.seconds, budget, search_s=0.5)
+        return plan_segments(graph, steps.seconds, budget, work=50_000)
     if planner == "recompute":
         return plan_recompute(graph, steps.seconds, budget, steps.effort)
     return plan_offload(graph, steps.seconds, CPU, budget)

@@ -55,7 +55,7 @@ def _planned(graph: Graph, kind: str, share: float) -> Schedule:
     whole = plan_sqrt(graph, seconds)
     if kind == "sqrt":
         return whole
-    return plan_segments(graph, seconds, int(share * measure_memory(whole).peak_bytes), search_s=0.05) or whole
+    return plan_segments(graph, seconds, int(share * measure_memory(whole).peak_bytes), work=10_000) or whole
 
 
 class Running(nn.Module):

@@ -64,7 +64,7 @@ def test_replay() -> None:
     graph = tilegrad.load(DUMP)
     net = tilegrad.replay(graph, batch=1, image=188)
     plain = net.plain()
-    effort, machine = Effort(heuristic_s=0.5, exact_s=0.0), PRESETS["v100"]
+    effort, machine = Effort(work=50_000, nodes=0), PRESETS["v100"]
     imported = TrainingStep(graph, machine, effort)
     schedules = [TrainingStep(net.graph, machine, effort).keep.schedule]
     problem, names = Problem(3_500_000_000, imported), ("segments", "recompute", "offload")

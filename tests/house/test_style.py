@@ -72,6 +72,16 @@ def test_names_mean_something(path: Path) -> None:
     assert not {part.strip("_") for part in (path.stem, *path.relative_to(SOURCE).parts[:-1])} & VAGUE
 
 
+@pytest.mark.parametrize("path", [p for p in FILES if "planners" in p.parts], ids=lambda p: str(p.relative_to(SOURCE)))
+def test_planners_do_not_read_a_clock(path: Path) -> None:
+    """The same problem gives the same plan, however busy the machine is."""
+    tree = ast.parse(path.read_text())
+    imported = {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
+    imported |= {str(n.module) for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    assert not imported & {"time", "timeit", "datetime"}
+    assert "time_limit" not in path.read_text()  # nor let a solver read one
+
+
 @pytest.mark.parametrize("path", [p for p in FILES if "cli" not in p.parts], ids=lambda p: str(p.relative_to(SOURCE)))
 def test_the_library_never_prints(path: Path) -> None:
     calls = [

@@ -10,7 +10,6 @@ from typing import Any
 from ..errors import BudgetError, FormatError, TilegradError
 from ..ir import Graph, Kind, Phase
 from ..planners import Candidate, Effort, Planning, Problem, TileSearch, TrainingStep, imported_tiles, plan_step
-from ..planners.stages.evict import smallest_peak
 from ..profile import Profile
 from ..schedule import Run, ScheduleStep, Storage
 from ..sim.machine import Machine
@@ -18,7 +17,7 @@ from ..sim.training import training_graph
 from .calibration import calibrate
 
 SHARES = (0.75, 0.5, 0.25)  # of what plain training needs beyond weights, inputs and the weights' gradients
-QUICK = Effort(heuristic_s=1.0, exact_s=0.0)
+QUICK = Effort(nodes=0)
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ def plan_training(profile: Profile, base: Machine, budgets: Sequence[int] = ()) 
     step = TrainingStep(graph, machine, QUICK, hosted=False)
     plain, tiles = step.keep, imported_tiles(forward, machine)
     found = [(budget, _plan(step, tiles, budget)) for budget in budgets or _shares(plain, graph)]
-    least = smallest_peak(step.stages).peak
+    least = step.reruns.least.peak
     return Training(graph, machine, plain, _saved(plain), least, tuple(found))
 
 

@@ -38,21 +38,31 @@ def register(parser: argparse.ArgumentParser) -> None:
         "--machine", metavar="v100", help="this, v100, a100, h200 or FILE.toml (default: v100 for a graph, else this)"
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="which device of this machine")
-    parser.add_argument("--seconds", type=float, default=150.0, help="for the exact search; 0: the heuristic alone")
+    parser.add_argument(
+        "--effort",
+        type=int,
+        default=Effort.nodes,
+        help="of the exact search: nodes of its tree; 0: the heuristic alone",
+    )
+    parser.add_argument("--seconds", help=argparse.SUPPRESS)  # what --effort was called when it was timed
     parser.add_argument("--json", action="store_true", help="JSON on standard output")
     parser.add_argument("--html", metavar="OUT.html", help="write a report, too")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    if not 0 <= args.seconds < 1e6:
-        raise InputError(f"{args.seconds} seconds are not possible", hint="--seconds 60")
+    if args.seconds is not None:
+        raise InputError(
+            "the search is counted, no longer timed: --seconds is gone", hint="--effort 0, or --effort 200"
+        )
+    if not 0 <= args.effort < 1e9:
+        raise InputError(f"an effort of {args.effort} is not possible", hint=f"--effort {Effort.nodes}")
     imported = _is_file(args)
     shapes = [] if imported else input_shapes(args)
     default = "v100" if imported else "this"
     machine = find_machine(args.machine or default, partial(this_machine, args.device))
     budgets = [parse_budget(text, machine.device_bytes) for text in args.budget]
-    effort = Effort(exact_s=args.seconds)
+    effort = Effort(nodes=args.effort)
     if imported:
         graph = load(args.model)
         hosted, problem = True, Problem(0, TrainingStep(graph, machine, effort), imported_tiles(graph, machine))

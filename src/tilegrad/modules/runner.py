@@ -41,7 +41,7 @@ from .options import Options
 LOUD = 0.1  # of the predicted peak: from here on the log says what runs whole
 _log = logging.getLogger("tilegrad")
 SLACK = 0.01  # of what a step allocates
-QUICK = Effort(exact_s=0.0)  # a module is planned when it is first called: the heuristic, which is near the best
+QUICK = Effort(nodes=0)  # a module is planned when it is first called: the heuristic, which is near the best
 
 
 class Runner:

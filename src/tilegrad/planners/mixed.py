@@ -17,7 +17,7 @@ from ..schedule import Free, Island, Schedule, Storage, fuse
 from ..sim.predict import predict
 from ..sim.training import training_graph
 from .problem import Effort, Planner, Problem, Proposal, TrainingStep
-from .recompute import plan_recompute
+from .recompute import schedule_reruns
 from .tile import axis_lengths, total_stride
 from .tiling import plan_tiles
 
@@ -25,7 +25,7 @@ MUCH = 1.1  # times plain: from here on a mix of tiles and whole nodes is worth 
 SHARES = (0.4, 0.6, 0.8, 0.95)  # of all activations' bytes that the tiled stretch makes
 COUNTS = (4, 16)  # tiles
 MOST_WALKS = 3
-QUICK = Effort(heuristic_s=0.6, exact_s=0.0)
+QUICK = Effort().part(4)
 
 
 class Mixed(Planner):
@@ -37,11 +37,15 @@ class Mixed(Planner):
         if problem.network is None or problem.tiles is None or not problem.tiles.axes:
             return
         for inner, rest in _cuts(problem.network):
+            step, lowered = None, lower_graph(inner)
             for count in COUNTS:
                 try:
-                    found = _propose(problem, problem.tiles.axes[0], inner, rest, count)
+                    tiles = _tiles(lowered, problem.tiles.axes[0], count)
                 except GridError:  # no axis to cut, or nothing gained by it
                     break
+                step = step or _rest_step(problem, lowered, rest)
+                words = f"the first {len(inner.nodes)} nodes in {count} tiles along {problem.tiles.axes[0]}"
+                found = _propose(problem, tiles, step, rest, words)
                 if found is not None:
                     yield found
                     break
@@ -65,28 +69,30 @@ def _cuts(graph: Graph) -> list[tuple[Graph, Graph]]:
     return list(found.values())
 
 
-def _propose(problem: Problem, axis: str, inner: Graph, rest: Graph, count: int) -> Proposal | None:
+def _rest_step(problem: Problem, lowered: Graph, rest: Graph) -> TrainingStep:
+    """What follows the stretch, once for all numbers of tiles."""
+    graded = [name for name in (*problem.graded, *lowered.outputs) if name in rest.value]
+    return TrainingStep(training_graph(rest, graded), problem.machine, QUICK)
+
+
+def _propose(problem: Problem, tiles: Schedule, step: TrainingStep, rest: Graph, words: str) -> Proposal | None:
     assert problem.network is not None
-    lowered = lower_graph(inner)
-    tiles = _tiles(lowered, axis, count)
+    lowered = tiles.graph
     (crossing,) = lowered.outputs
     alone = predict(tiles, [name for name in problem.graded if name in lowered.value])
     assert alone.memory is not None
     held = alone.memory.device[tiles.turn] - alone.memory.resident_bytes - 2 * lowered.type(crossing).bytes
-    graded = [name for name in (*problem.graded, crossing) if name in rest.value]
-    step = TrainingStep(training_graph(rest, graded), problem.machine, QUICK)
     best: Schedule | None = step.keep.schedule
     if step.keep.peak_bytes > problem.budget - held:
-        best = plan_recompute(step.graph, step.seconds, problem.budget - held, QUICK)
+        best = schedule_reruns(step.reruns, problem.budget - held, QUICK)
     if best is None:
         return None
     schedule = join_schedules(tiles, fuse(best, rest), problem.network)
     prediction = predict(schedule, problem.graded)
     if prediction.total_bytes > problem.budget:
         return None
-    words = "the rest whole" if best.mode == "keep" else "the rest partly run again"
-    detail = f"the first {len(inner.nodes)} nodes in {count} tiles along {axis}, {words}"
-    return Proposal(schedule, detail, prediction)
+    how = "the rest whole" if best.mode == "keep" else "the rest partly run again"
+    return Proposal(schedule, f"{words}, {how}", prediction)
 
 
 def _tiles(lowered: Graph, axis: str, count: int) -> Schedule:

@@ -7,22 +7,24 @@ squeeze is over: copies have the most time to hide behind computing, and memory 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+
+import numpy as np
 
 from ..ir import Graph
 from ..schedule import Free, Move, Schedule
 from ..schedule.whole import DEVICE, HOST, Roots, list_steps, roots_of, whole_schedule
 from ..sim.clock import measure_time
 from ..sim.machine import Machine
-from .problem import Candidate, Effort, Planner, Problem, Proposal, plan_keep
-from .recompute import plan_recompute
+from .problem import Planner, Problem, Proposal, plan_keep
+from .recompute import schedule_reruns
 
 TRIALS = 6  # candidates whose time is simulated, of all that help
 SMALL = 1 << 16  # bytes not worth a copy
-LARGE = 200  # nodes, from which on fewer combinations are tried
 LOOSER = (1.0, 1.1, 1.2, 1.35, 1.5)  # budgets for recompute, as shares of the budget, before copies do the rest
+SHARE = 8  # of the effort for recompute, the part that each of these is worth
 
 
 class Offload(Planner):
@@ -38,18 +40,17 @@ class Offload(Planner):
         alone = plan_offload(step.graph, step.seconds, step.machine, budget)
         if alone is not None:
             yield Proposal(alone, "copies alone")
-        large = len(step.graph.nodes) > LARGE
-        quick = Effort(step.effort.heuristic_s / (4 if large else 1), 0.0)
-        both: list[Candidate] = []
-        for share in LOOSER[1::2] if large else LOOSER:
-            base = plan_recompute(step.graph, step.seconds, int(budget * share), quick)
+        both: list[tuple[float, float, Schedule]] = []
+        for share in LOOSER:
+            if (looser := int(budget * share)) >= step.keep.peak_bytes:
+                break  # that is copies alone
+            base = schedule_reruns(step.reruns, looser, step.effort.part(SHARE))
             found = plan_offload(step.graph, step.seconds, step.machine, budget, base) if base is not None else None
             if found is not None:
-                detail = f"recompute for {share:g} of the budget, copies for the rest"
-                both.append(step.judge(found, detail))
+                both.append((measure_time(found, step.seconds, step.machine).total_s, share, found))
         if both:
-            best = min(both, key=lambda c: c.time_s)
-            yield Proposal(best.schedule, best.detail)
+            _, share, found = min(both, key=lambda each: each[:2])
+            yield Proposal(found, f"recompute for {share:g} of the budget, copies for the rest")
 
     def least(self, problem: Problem) -> Iterator[tuple[int, str]]:
         if (step := problem.step) is not None and step.hosted and step.graph.nodes:
@@ -79,17 +80,18 @@ def plan_offload(
     """Copies that make `base` (default: keep everything) fit, chosen for the least time; None where none suffice."""
     base = base or plan_keep(graph)
     runs = base.runs
-    memory = roots_of(graph)
-    gaps, live = _idle(memory, runs)
+    gaps, found = _idle(roots_of(graph), runs)
+    live = np.array(found, dtype=np.int64)
+    clock = _Clock([seconds[node] for node in runs], machine)
     chosen: dict[tuple[str, int], Gap] = {}
-    while max(live, default=0) > budget:
-        best = _best(graph, runs, seconds, machine, budget, gaps, live, chosen, base)
+    while live.max(initial=0) > budget:
+        best = _best(clock, budget, gaps, live, chosen)
         if best is None:
             return None
         old = chosen.get((best.value, best.use))
-        for run in best.away:
-            if old is None or run not in old.away:
-                live[run] -= best.bytes
+        if old is not None:
+            live[old.gone : old.back] += old.bytes
+        live[best.gone : best.back] -= best.bytes
         chosen[best.value, best.use] = best
     return _schedule(graph, runs, list(chosen.values()), base)
 
@@ -151,35 +153,51 @@ def _idle(memory: Roots, runs: Sequence[str]) -> tuple[list[Gap], list[int]]:
 
 
 def _best(
-    graph: Graph,
-    runs: Sequence[str],
-    seconds: Mapping[str, float],
-    machine: Machine,
-    budget: int,
-    gaps: Sequence[Gap],
-    live: Sequence[int],
-    chosen: Mapping[tuple[str, int], Gap],
-    base: Schedule,
+    clock: _Clock, budget: int, gaps: Sequence[Gap], live: np.ndarray, chosen: Mapping[tuple[str, int], Gap]
 ) -> Gap | None:
     """The gap to use at the worst run: most excess gone per second that copying costs."""
-    worst = max(range(len(live)), key=live.__getitem__)
+    worst, excess = int(live.argmax()), np.maximum(live - budget, 0)
+    over = np.flatnonzero(excess)
     options: list[tuple[float, Gap]] = []
     for gap in gaps:
         if not gap.use < worst < gap.again:
             continue
-        over = [j for j in range(gap.use + 1, gap.again) if live[j] > budget]
+        first, last = np.searchsorted(over, (gap.use + 1, gap.again))
+        gone, back = int(over[first]), int(over[last - 1]) + 1
         old = chosen.get((gap.value, gap.use))
         if old is not None:
-            if worst in old.away:
+            if old.gone <= worst < old.back:
                 continue
-            over = [*over, *old.away]
-        found = replace(gap, gone=min(over), back=max(over) + 1)
-        excess = sum(min(gap.bytes, live[j] - budget) for j in found.away if live[j] > budget)
-        options.append((excess / gap.bytes, found))
+            gone, back = min(gone, old.gone), max(back, old.back)
+        gained = int(np.minimum(excess[gone:back], gap.bytes).sum())
+        options.append((gained / gap.bytes, replace(gap, gone=gone, back=back)))
     options.sort(key=lambda option: -option[0])
     scored = []
     for gain, gap in options[:TRIALS]:
         trial = {**chosen, (gap.value, gap.use): gap}
-        time = measure_time(_schedule(graph, runs, list(trial.values()), base), seconds, machine)
-        scored.append(((time.stall_s + 1e-9) / (gain * gap.bytes), gap.use, gap.value, gap))
+        scored.append(((clock.stall(trial.values()) + 1e-9) / (gain * gap.bytes), gap.use, gap.value, gap))
     return min(scored)[-1] if scored else None
+
+
+class _Clock:
+    """How long runs wait for copies: what `measure_time` says of the schedule, from the copies alone."""
+
+    def __init__(self, seconds: Sequence[float], machine: Machine):
+        self.starts, self.machine = np.concatenate([[0.0], np.cumsum(seconds)]).tolist(), machine
+
+    def stall(self, gaps: Iterable[Gap]) -> float:
+        events: list[tuple[int, int, int, Gap]] = []  # before which run; out, free, back, read; in which order
+        for gap in gaps:
+            events += [(gap.use + 1, 0, gap.gone, gap), (gap.gone, 1, gap.gone, gap)]
+            events += [(gap.back, 2, gap.again, gap), (gap.again, 3, gap.again, gap)]
+        waited = out_free = in_free = 0.0
+        away, back = dict[str, float](), dict[str, float]()
+        for run, what, _, gap in sorted(events, key=lambda event: event[:3]):
+            now = self.starts[run] + waited
+            if what == 0:
+                out_free = away[gap.value] = max(now, out_free) + gap.bytes / self.machine.to_host_per_s
+            elif what == 2:
+                in_free = back[gap.value] = max(now, in_free) + gap.bytes / self.machine.from_host_per_s
+            else:
+                waited += max(0.0, (away if what == 1 else back).pop(gap.value) - now)
+        return waited

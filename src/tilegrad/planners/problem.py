@@ -18,18 +18,11 @@ from ..sim.memory import Memory
 from ..sim.offsets import Layout, assign_offsets, check_layout
 from ..sim.predict import Prediction, measure_memory, predict
 from .stages.problem import StageProblem, make_problem
+from .stages.search import Effort as Effort
+from .stages.search import RecomputeSearch
 
 if TYPE_CHECKING:
     from .tile import TileSearch
-
-
-@dataclass(frozen=True)
-class Effort:
-    """How long to look for a plan."""
-
-    heuristic_s: float = 1.8  # for a hundred nodes; more for larger graphs
-    exact_s: float = 150.0  # 0: the heuristic alone
-    gap: float = 1e-3  # of a step's time, at which the exact search may stop
 
 
 @dataclass(frozen=True)
@@ -197,6 +190,11 @@ class TrainingStep:
     @cached_property
     def stages(self) -> StageProblem:
         return make_problem(self.graph, self.seconds)
+
+    @cached_property
+    def reruns(self) -> RecomputeSearch:
+        """One search for all budgets."""
+        return RecomputeSearch(self.stages)
 
     @cached_property
     def keep(self) -> Candidate:

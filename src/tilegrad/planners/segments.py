@@ -6,18 +6,18 @@ The last stretch is not run again: backward begins there.
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ..ir import Graph
 from ..schedule import Schedule
 from ..schedule.whole import list_steps, whole_schedule
-from .problem import Planner, Problem, Proposal
+from .problem import Effort, Planner, Problem, Proposal
 from .stages.problem import StageProblem, make_problem
 from .stages.stages import Solution, Stages
 
 STARTS = 6
+SHARE = 4  # of the effort for whole nodes, the part that cuts are worth
 Cuts = tuple[int, ...]  # numbers of forward nodes before each cut
 
 
@@ -28,33 +28,37 @@ class Segments(Planner):
     def propose(self, problem: Problem) -> Iterator[Proposal]:
         if (step := problem.step) is None:
             return
-        yield Proposal(plan_sqrt(step.graph, step.seconds), "sqrt(n) stretches")
-        best = plan_segments(step.graph, step.seconds, problem.budget, search_s=step.effort.heuristic_s)
-        if best is not None:
-            yield Proposal(best, "best cuts")
+        stages = step.reruns.stages
+        yield Proposal(_plan(segment(stages, sqrt_cuts(stages.problem))), "sqrt(n) stretches")
+        if stages.problem.backward:
+            best = best_segments(stages, problem.budget, step.effort.work // SHARE)
+            if best.peak <= problem.budget:
+                yield Proposal(_plan(best), "best cuts")
 
     def least(self, problem: Problem) -> Iterator[tuple[int, str]]:
-        if problem.step is not None and problem.step.stages.backward:
-            found = best_segments(problem.step.stages, 0, problem.step.effort.heuristic_s)
-            yield found.peak, "segments of the forward pass"
+        if (step := problem.step) is not None and step.stages.backward:
+            yield best_segments(step.reruns.stages, 0, step.effort.work // SHARE).peak, "segments of the forward pass"
 
 
 def plan_sqrt(graph: Graph, seconds: Mapping[str, float]) -> Schedule:
     """About as many stretches as each has nodes: the classic choice."""
     problem = make_problem(graph, seconds)
-    return _plan(problem, segment(Stages(problem), sqrt_cuts(problem)))
+    return _plan(segment(Stages(problem), sqrt_cuts(problem)))
 
 
-def plan_segments(graph: Graph, seconds: Mapping[str, float], budget: int, *, search_s: float = 2.0) -> Schedule | None:
+def plan_segments(
+    graph: Graph, seconds: Mapping[str, float], budget: int, *, work: int = Effort.work
+) -> Schedule | None:
     """The segmentation of least time found that fits, or None where none does."""
     problem = make_problem(graph, seconds)
     if not problem.backward:
         return None
-    found = best_segments(problem, budget, search_s)
-    return None if found.peak > budget else _plan(problem, found)
+    found = best_segments(Stages(problem), budget, work)
+    return None if found.peak > budget else _plan(found)
 
 
-def _plan(problem: StageProblem, solution: Solution) -> Schedule:
+def _plan(solution: Solution) -> Schedule:
+    problem = solution.stages.problem
     return whole_schedule(problem.graph, "segments", list_steps(problem.graph, problem.runs(solution.again)))
 
 
@@ -72,33 +76,29 @@ def segment(stages: Stages, cuts: Sequence[int]) -> Solution:
     """What is kept after each stage, given the cuts."""
     problem = stages.problem
     part = [bisect_right(cuts, i) for i in range(len(problem.forward))]  # node -> stretch
-    made_in = [part[maker] for maker in problem.maker]
-    crosses = [any(part[i] > made_in[v] for i in problem.readers[v]) for v in range(len(problem.values))]
-    position = {name: i for i, name in enumerate(problem.forward)}
-    sources = [problem.graph.node[b].attrs.get("of") for b in problem.backward]
-    reached = [
-        part[position[of]] if of is not None else len(cuts) for of in sources
-    ]  # what seeds backward has no source
+    made, read = [0] * (len(cuts) + 1), [0] * (len(cuts) + 1)  # stretch -> values
+    crosses = 0
+    for i, stretch in enumerate(part):
+        made[stretch] |= stages.makes[i]
+        read[stretch] |= stages.reads[i]
+        crosses |= stages.reads[i] & ~made[stretch]
+    reached = [len(cuts) if source is None else part[source] for source in problem.sources]
     there = len(cuts)  # the stretch whose values are all there
     keep = []
     for stage in range(len(problem.backward)):
         there = min(there, reached[stage])
         following = reached[stage + 1] if stage + 1 < len(reached) else -1
-        mask = stages.handed
-        for v, last in enumerate(problem.last_need):
-            inside = made_in[v] == there == following and last > stage
-            rerun = any(part[i] <= following and (part[i] < there) for i in problem.readers[v])
-            if inside or (crosses[v] and (last > stage or rerun)):
-                mask |= 1 << v
-        keep.append(mask)
+        wanted = stages.later[stage]
+        for stretch in range(min(following, there - 1) + 1):
+            wanted |= read[stretch]  # to run it again
+        keep.append(stages.handed | crosses & wanted | (made[there] & stages.later[stage] if there == following else 0))
     return Solution(stages, keep)
 
 
-def best_segments(problem: StageProblem, budget: int, search_s: float) -> Solution:
+def best_segments(stages: Stages, budget: int, work: int) -> Solution:
     """Even cuts of every count, then cuts moved, added and removed while that helps."""
-    stages = Stages(problem)
-    deadline = time.monotonic() + search_s
-    n = len(problem.forward)
+    limit = stages.work + work
+    n = len(stages.problem.forward)
 
     def worth(cuts: Cuts) -> tuple[int, float]:
         found = segment(stages, cuts)
@@ -107,16 +107,16 @@ def best_segments(problem: StageProblem, budget: int, search_s: float) -> Soluti
     starts = sorted((_even(n, count) for count in range(1, max(1, min(n, 3 * round(n**0.5))) + 1)), key=worth)
     best = starts[0]
     for start in starts[:STARTS]:
-        found = _climb(start, worth, n, deadline)
+        found = _climb(start, worth, n, lambda: stages.work < limit)
         best = min(best, found, key=worth)
     return segment(stages, best)
 
 
-def _climb(cuts: Cuts, worth: Callable[[Cuts], tuple[int, float]], n: int, deadline: float) -> Cuts:
-    """Go to the best neighbour until there is none."""
+def _climb(cuts: Cuts, worth: Callable[[Cuts], tuple[int, float]], n: int, more: Callable[[], bool]) -> Cuts:
+    """Go to the best neighbour until there is none, or no more work to be done."""
     score = worth(cuts)
-    while time.monotonic() < deadline:
-        nearby = [(worth(other), other) for other in _neighbours(cuts, n)]
+    while more():
+        nearby = [(worth(other), other) for other in _neighbours(cuts, n) if more()]
         if not nearby or min(nearby)[0] >= score:
             break
         score, cuts = min(nearby)

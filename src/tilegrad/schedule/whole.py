@@ -80,6 +80,14 @@ class NodeIslands(Mapping[str, Island]):
         return len(self.graph.nodes)
 
 
+def islands_of(graph: Graph) -> NodeIslands:
+    """Made once and kept with the graph, too."""
+    found: NodeIslands | None = graph.__dict__.get("_islands")
+    if found is None:
+        found = graph.__dict__["_islands"] = NodeIslands(graph)
+    return found
+
+
 def whole_schedule(
     graph: Graph,
     planner: str,
@@ -87,7 +95,7 @@ def whole_schedule(
     notes: tuple[str, ...] = (),
     gap: float | None = None,
 ) -> Schedule:
-    return Schedule(graph, planner, steps=tuple(steps), islands=NodeIslands(graph), notes=notes, gap=gap)
+    return Schedule(graph, planner, steps=tuple(steps), islands=islands_of(graph), notes=notes, gap=gap)
 
 
 Moves = Mapping[int, Sequence[Free | Move]]

@@ -73,7 +73,7 @@ def test_json(graph: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_unet_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    found = plan(capsys, UNET, "--budget", "5GB", "--planner", "recompute", "--seconds", "0", "--machine", "v100")
+    found = plan(capsys, UNET, "--budget", "5GB", "--planner", "recompute", "--effort", "0", "--machine", "v100")
     assert found["plain"]["peak_bytes"] == 7_448_949_264
     assert found["plan"]["planner"] == "recompute"
     assert found["plan"]["offset_bytes"] == found["plan"]["peak_bytes"] <= 5_000_000_000
@@ -174,8 +174,9 @@ BAD = {
     "another format": (["{small}"], "the file has no format that is known here"),
     "unknown machine": (["{graph}", "--machine", "abacus"], "'abacus' is not a machine\n  try  this, v100"),
     "no such machine file": (["{graph}", "--machine", "x.toml"], "the machine file cannot be read"),
-    "negative seconds": (["{graph}", "--seconds", "-1"], "-1.0 seconds are not possible"),
-    "endless seconds": (["{graph}", "--seconds", "inf"], "inf seconds are not possible"),
+    "negative effort": (["{graph}", "--effort", "-1"], "an effort of -1 is not possible\n  try  --effort 200"),
+    "endless effort": (["{graph}", "--effort", "9" * 99], "9 is not possible\n  try  --effort 200"),
+    "seconds": (["{graph}", "--seconds", "0"], "--seconds is gone\n  try  --effort 0, or --effort 200"),
     "not a shape": (["{model}", "--input", "1x1xq"], "'1x1xq' is not a shape"),
 }
 

@@ -44,7 +44,9 @@ def test_copies_alone(graph: Graph, share: float) -> None:
 def test_copies_after_recompute(graph: Graph, loose: float, share: float) -> None:
     seconds, plain = node_times(graph), measure_memory(plan_keep(graph)).peak_bytes
     least = largest_working_set(graph)
-    base = plan_recompute(graph, seconds, int(least + loose * (plain - least)), Effort(0.2, 0.0)) or plan_keep(graph)
+    base = plan_recompute(
+        graph, seconds, int(least + loose * (plain - least)), Effort(work=50_000, nodes=0)
+    ) or plan_keep(graph)
     budget = int(least + share * (measure_memory(base).peak_bytes - least))
     found = plan_offload(graph, seconds, LINK, budget, base)
     if found is not None:

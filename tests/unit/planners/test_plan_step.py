@@ -36,7 +36,7 @@ from training_graphs import chain_graph, seeded_graph, some, training_graphs
 UNIT = 1 << 16  # bytes: worth a copy
 SLOW_LINK = Machine("slow link", 1e12, 1e12, UNIT / 8, UNIT / 8, None, None)
 FAST_LINK = replace(SLOW_LINK, name="fast link", to_host_per_s=1e3 * UNIT, from_host_per_s=1e3 * UNIT)
-QUICK = Effort(0.1, 0.0)
+QUICK = Effort(work=50_000, nodes=0)
 WHOLE = ("keep", "segments", "recompute", "offload")  # planners of whole nodes
 
 

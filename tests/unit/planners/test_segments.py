@@ -61,10 +61,10 @@ def test_any_cuts_give_a_legal_plan(graph: Graph, cuts: list[int]) -> None:
 @given(training_graphs(), st.floats(0, 1))
 def test_the_best_cuts_fit_the_budget(graph: Graph, share: float) -> None:
     problem, plain = make_problem(graph, node_times(graph)), measure_memory(plan_keep(graph)).peak_bytes
-    least = best_segments(problem, 0, 0.2).peak
+    least = best_segments(Stages(problem), 0, 50_000).peak
     assert least <= plain
     budget = int(least + share * (plain - least))
-    found = plan_segments(graph, node_times(graph), budget, search_s=0.2)
+    found = plan_segments(graph, node_times(graph), budget, work=50_000)
     assert found is not None
     check_schedule(found)
     assert Player(graph).play(found).peak_bytes <= budget

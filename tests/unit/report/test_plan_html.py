@@ -43,7 +43,7 @@ def chain(count: int = 12, name: Rename = str, title: str = "chain") -> Graph:
 
 
 def plan_chain(share: float = 0.6, planner: str = "auto", **options: Any) -> Planning:
-    steps = TrainingStep(chain(**options), find_machine("v100"), Effort(exact_s=0.0, heuristic_s=0.5))
+    steps = TrainingStep(chain(**options), find_machine("v100"), Effort(work=50_000, nodes=0))
     return plan_step(Problem(int(steps.keep.peak_bytes * share), steps), planner=planner)
 
 

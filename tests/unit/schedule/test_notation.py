@@ -24,7 +24,7 @@ from tilegrad.sim.machine import CPU
 from tilegrad.sim.predict import measure_memory
 from tilegrad.sim.training import training_graph
 
-QUICK = Effort(heuristic_s=0.5, exact_s=0.0)
+QUICK = Effort(work=50_000, nodes=0)
 
 
 @cache

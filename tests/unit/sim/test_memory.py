@@ -16,6 +16,7 @@ from tilegrad.planners.recompute import plan_recompute
 from tilegrad.planners.segments import best_segments, plan_segments, plan_sqrt
 from tilegrad.planners.stages.evict import smallest_peak
 from tilegrad.planners.stages.problem import make_problem
+from tilegrad.planners.stages.stages import Stages
 from tilegrad.schedule import Free, Move, Run, Schedule
 from tilegrad.schedule.whole import roots_of, whole_schedule
 from tilegrad.sim.machine import PRESETS
@@ -25,12 +26,12 @@ from tilegrad.sim.predict import measure_memory
 from training_graphs import chain_graph, largest_working_set, node_times, some, training_graphs
 
 UNIT = 1 << 16  # bytes: worth a copy
-QUICK = Effort(0.2, 0.0)
+QUICK = Effort(work=50_000, nodes=0)
 
 
 def every_plan(graph: Graph, share: float) -> Iterator[Schedule]:
     """Budgets lie between what a planner can reach (0) and what plain execution needs (1)."""
-    seconds, machine, problem = node_times(graph), PRESETS["v100"], make_problem(graph, node_times(graph))
+    seconds, machine, stages = node_times(graph), PRESETS["v100"], Stages(make_problem(graph, node_times(graph)))
     high = measure_memory(plan_keep(graph)).peak_bytes
 
     def between(low: int) -> int:
@@ -39,8 +40,8 @@ def every_plan(graph: Graph, share: float) -> Iterator[Schedule]:
     yield plan_keep(graph)
     yield plan_sqrt(graph, seconds)
     found = [
-        plan_segments(graph, seconds, between(best_segments(problem, 0, 0.1).peak), search_s=0.1),
-        plan_recompute(graph, seconds, between(smallest_peak(problem).peak), QUICK),
+        plan_segments(graph, seconds, between(best_segments(stages, 0, 10_000).peak), work=10_000),
+        plan_recompute(graph, seconds, between(smallest_peak(stages).peak), QUICK),
         plan_offload(graph, seconds, machine, between(least_by_copies(graph)[0])),
     ]
     for schedule in found:

@@ -7,7 +7,7 @@ must run again follows, and so do bytes and seconds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -73,9 +73,41 @@ class StageProblem:
         return tuple(found)
 
     @cached_property
+    def unit(self) -> dict[int, int]:
+        """Forward node -> its unit."""
+        return {i: k for k, nodes in enumerate(self.units) for i in nodes}
+
+    def matters(self, needs: Sequence[Iterable[int]]) -> list[set[int]]:
+        """The units that may still have to run for each of these needs or a later one."""
+        found = [set[int]()]
+        for needed in reversed(needs):
+            units, stack = set(found[-1]), [self.maker[v] for v in needed]
+            while stack:
+                unit = self.unit[stack.pop()]
+                if unit not in units:
+                    units.add(unit)
+                    stack += [self.maker[v] for i in self.units[unit] for v in self.reads[i]]
+            found.append(units)
+        return found[::-1]
+
+    @cached_property
+    def floor(self) -> int:
+        """No plan needs less: some backward node with what it reads, and what is handed over."""
+        handed = self.kept if self.backward else frozenset[int]()
+        reads = (sum(self.bytes[v] for v in handed.union(needs)) for needs in self.needs)
+        return max((*self.before, *map(int.__add__, self.during, reads)), default=0)
+
+    @cached_property
     def fused(self) -> frozenset[int]:
         """Values inside a unit: never kept."""
         return frozenset(v for unit in self.units for i in unit[:-1] for v in self.makes[i])
+
+    @cached_property
+    def sources(self) -> tuple[int | None, ...]:
+        """Stage -> the forward node that its backward node is of; what seeds backward has none."""
+        position = {name: i for i, name in enumerate(self.forward)}
+        names = (self.graph.node[b].attrs.get("of") for b in self.backward)
+        return tuple(None if name is None else position[name] for name in names)
 
     @property
     def base_seconds(self) -> float:

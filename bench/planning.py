@@ -1,0 +1,74 @@
+"""How long planning takes and how near it comes to the best: recompute alone, and all planners of whole nodes.
+
+python bench/planning.py                        five networks at four budgets, as a table
+python bench/planning.py --only resnet50 --size 1024 --shares 0.3,0.9
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import torch
+from torch import nn
+
+from tilegrad.errors import BudgetError
+from tilegrad.importers import export_module
+from tilegrad.ir import Graph, Kind
+from tilegrad.models import NETWORKS, example_shape
+from tilegrad.planners import Effort, Problem, TrainingStep, plan_step
+from tilegrad.planners.recompute import schedule_reruns
+from tilegrad.sim.machine import find_machine
+from tilegrad.sim.training import training_graph
+
+NAMES = "resnet50,densenet121,efficientnet_b0,unet,vgg16"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--only", default=NAMES, help=f"networks (default: {NAMES})")
+    parser.add_argument("--size", type=int, default=512, help="of their images")
+    parser.add_argument("--shares", default="0.3,0.5,0.7,0.9", help="of plain's peak")
+    parser.add_argument("--machine", default="v100", help="that times are predicted for")
+    args = parser.parse_args()
+    print("| network | budget | recompute | may be better by | CPU time | all of whole nodes | CPU time |")
+    print("|---|---|---|---|---|---|---|")
+    for name in args.only.split(","):
+        graph = _training(name, args.size)
+        for share in map(float, args.shares.split(",")):
+            print(f"| {name} | {share:.0%} | {_row(graph, args.machine, share)} |", flush=True)
+    return 0
+
+
+def _training(name: str, size: int) -> Graph:
+    """A training step with frozen norms, as fine-tuning has them."""
+    with torch.device("meta"):
+        net = NETWORKS[name]().train()
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.eval()
+    graph = export_module(net, (example_shape(name, size),), {}).graph
+    return training_graph(graph, [value.name for value in graph.of_kind(Kind.PARAMETER)])
+
+
+def _row(graph: Graph, machine: str, share: float) -> str:
+    step = TrainingStep(graph, find_machine(machine), Effort(nodes=0))
+    budget = int(share * step.keep.peak_bytes)
+    begun = time.process_time()
+    alone = schedule_reruns(step.reruns, budget, step.effort)
+    alone_s = time.process_time() - begun
+    extra, gap = "none", "-"
+    if alone is not None and alone.gap is not None:
+        extra, gap = f"+{step.judge(alone, '').time_s / step.keep.time_s - 1:.2%}", f"{alone.gap:.2%}"
+    fresh = TrainingStep(graph, find_machine(machine), Effort(nodes=0))
+    begun = time.process_time()
+    try:
+        chosen = plan_step(Problem(budget, fresh)).chosen
+        best = f"{chosen.planner} +{chosen.time_s / step.keep.time_s - 1:.2%}"
+    except BudgetError:
+        best = "none"
+    return f"{extra} | {gap} | {alone_s:.2f} s | {best} | {time.process_time() - begun:.2f} s"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
