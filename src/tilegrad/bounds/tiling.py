@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 
 from ..errors import GridError
@@ -26,6 +26,10 @@ class Tiling:
     nodes: tuple[Node, ...]
     lines: Mapping[str, Line]  # by axis
     spans: Mapping[str, Spans]  # by axis
+    # What lines and spans follow from, where `tile_nodes` made them.
+    cuts: Mapping[str, Cuts] = field(default_factory=dict, repr=False)  # by axis
+    carried: Collection[str] | None = None
+    whole: Collection[tuple[str, int]] = ()
 
     @property
     def grid(self) -> tuple[int, ...]:
@@ -86,7 +90,7 @@ def tile_nodes(
     cuts = {axis: cut(line) for axis, line in lines.items()}
     carried = carry(lines, cuts) if carry is not None else None
     spans = {axis: tile_line(line, mode, cuts[axis], carried) for axis, line in lines.items()}
-    return Tiling(graph, axes, tuple(tiled), mode, tuple(nodes), lines, spans)
+    return Tiling(graph, axes, tuple(tiled), mode, tuple(nodes), lines, spans, cuts, carried, whole)
 
 
 def tile_graph(graph: Graph, mode: str, grid: Mapping[str, int]) -> Tiling:
