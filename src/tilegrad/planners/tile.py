@@ -15,6 +15,7 @@ from ..bounds import check_axes, label_axes, sort_nodes
 from ..bounds.roles import NodePart
 from ..errors import GridError
 from ..ir import Graph, Kind
+from ..progress import stop
 from ..schedule import Schedule
 from ..sim.clock import measure_time
 from ..sim.machine import CPU, Machine
@@ -35,13 +36,17 @@ class Tile(Planner):
 
     def propose(self, problem: Problem) -> Iterator[Proposal]:
         """The fastest tiles that fit, or the smallest of all that were tried."""
-        if problem.tiles is None:
+        if (search := problem.tiles) is None:
             return
         tried = list[Fit]()
         try:
-            fit = fit_tiles(problem.tiles, problem.budget, problem.storages, tried)
+            fit = fit_tiles(search, problem.budget, problem.storages, tried)
         except GridError:  # nothing here has an axis that could be cut
             return
+        except KeyboardInterrupt:
+            stop()
+            fitting = [f for f in tried if f.prediction.total_bytes <= problem.budget]
+            fit = min(fitting, key=lambda f: f.seconds(search), default=None)
         best = fit or min(tried, key=lambda f: f.prediction.total_bytes, default=None)
         if best is not None:
             grids = {p.forward.tiled: p.grid for p in best.schedule.phases if p.forward is not None}

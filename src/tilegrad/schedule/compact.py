@@ -1,7 +1,7 @@
 """A schedule as plain data, and back: small, since boxes of tiles are left out. They follow from where values are cut.
 
-Rule C1  What `pack_schedule` gives, through JSON, `unpack_schedule` makes an equal schedule of: graph, phases, steps, islands
-         and figures. What is read is checked like what is planned.
+Rule C1  What `pack_schedule` gives, through JSON, `unpack_schedule` makes an equal schedule of: graph, phases, steps,
+         islands and figures. What is read is checked like what is planned.
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ Rule N2  What is read is checked like what is planned: unknown steps, stores, is
 from __future__ import annotations
 
 import shlex
-from collections import ChainMap
 from collections.abc import Callable, Container, Iterable, Sequence
 from itertools import pairwise
 
@@ -218,8 +217,16 @@ def parse_schedule(
             islands[last] = Island(last, tuple(inside), islands[last].whole, islands[last].refers)
     if not mode:
         raise FormatError("this is no schedule", where="line 1", hint="its first line says: schedule MODE halos STORE")
-    known = ChainMap(islands, Islands(phases)) if phases else islands
-    found = Schedule(graph, mode, phases, storage, steps=tuple(steps), islands=known, seat=seat.seat())
+    tiles = Islands(phases)
+    found = Schedule(
+        graph,
+        mode,
+        phases,
+        storage,
+        steps=tuple(steps),
+        islands={**tiles, **islands} if islands else tiles,
+        seat=seat.seat(),
+    )
     check_schedule(found)
     return found
 

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import InputError
+from ...progress import stop, tick
 from .problem import StageProblem
 from .stages import Solution, Stages
 
@@ -262,11 +263,12 @@ def _run(solver: Any) -> bool:
     while True:
         try:
             while not solver.wait(0.1)[0]:
-                pass
+                tick()
             return interrupted
         except KeyboardInterrupt:
             interrupted = True
             solver.cancelSolve()
+            stop()
 
 
 def import_highs() -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from ...progress import tick
 from .problem import StageProblem
 
 
@@ -113,6 +114,7 @@ class Solution:
     keep: list[int]
 
     def __post_init__(self) -> None:
+        tick()
         self.costs = [self.cost(s) for s in range(len(self.keep))]
 
     def copy(self) -> Solution:
@@ -153,6 +155,7 @@ class Solution:
         return seconds, overflow, peak
 
     def apply(self, value: int, first: int, last: int, *, drop: bool) -> None:
+        tick()
         bit = 1 << value
         for s in range(first, last + 1):
             self.keep[s] = self.keep[s] & ~bit if drop else self.keep[s] | bit
