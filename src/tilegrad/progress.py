@@ -36,12 +36,14 @@ class Progress:
 
     def __exit__(self, *error: object) -> None:
         _current.reset(self._token)
+        if _current.get() is None:
+            self.show()
         if self._bar is not None:
             self._bar.stop()
 
     def tell(self, news: str, done: int = 0, total: int = 0) -> None:
+        """To be shown with the next tick, if work goes on for so long."""
         self.news, self.done, self.total = news, done, total
-        self.show()
 
     def show(self) -> None:
         now = time.monotonic()

@@ -107,15 +107,16 @@ def _read(path: Path, key: str, graph: Graph, machine: Machine, budget: int | No
 
 
 def _write(path: Path, key: str, schedule: Schedule, planning: Planning | None) -> None:
-    text = json.dumps(_pack(schedule, planning)).encode()
     try:
+        text = json.dumps(_pack(schedule, planning)).encode()
         path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+    except (OSError, TypeError) as error:  # TypeError: what someone's planner said is no plain data
         _log.debug("no plan is kept in %s: %s", path, error)
         return
     row = key, time.time(), _digest(text), text
+    # The first has a say in a new file alone: what is deleted then leaves it.
     add = "INSERT OR REPLACE INTO plans VALUES (?, ?, ?, ?)", row
-    _change(path, (_TABLE, ()), add, (_TRIM, (MOST_PLANS, MOST_BYTES)))
+    _change(path, ("PRAGMA auto_vacuum = FULL", ()), (_TABLE, ()), add, (_TRIM, (MOST_PLANS, MOST_BYTES)))
 
 
 def _change(path: Path, *statements: tuple[str, Sequence[Any]]) -> None:
@@ -135,7 +136,6 @@ def _change(path: Path, *statements: tuple[str, Sequence[Any]]) -> None:
 def _opened(path: Path) -> Iterator[sqlite3.Connection]:
     file = sqlite3.connect(path, timeout=WAIT_S)
     try:
-        file.execute("PRAGMA auto_vacuum = FULL")  # of a new file: what is deleted leaves it
         yield file
     finally:
         file.close()

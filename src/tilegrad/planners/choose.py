@@ -130,10 +130,12 @@ def _ask_all(asked: dict[str, Planner], problem: Problem, found: list[Candidate]
                     _ask(planner, problem, asked, found, partial(progress.tell, done=done, total=len(asked)))
         except KeyboardInterrupt:
             progress.stop()
+        best = _best(problem, asked, found)
         if progress.stopped:
-            if _best(problem, asked, found) is None:
+            if best is None:
                 raise KeyboardInterrupt
             _log.warning("planning was stopped: this is the best of %d candidates so far", len(found))
+        progress.tell(f"{'nothing' if best is None else best.planner} chosen, {_so_far(found, best)}")
         return progress.stopped
 
 
@@ -146,10 +148,10 @@ def _ask(
         return  # known already
     if best is not None and best.time_s <= planner.fastest_s(problem):
         return
-    tell(_news(planner, found, best))
+    tell(f"{planner.name} at work, {_so_far(found, best)}")
     for candidate in candidates(problem, planner):
         found.append(candidate)
-        tell(_news(planner, found, _best(problem, asked, found)))
+        tell(f"{planner.name} at work, {_so_far(found, _best(problem, asked, found))}")
         if planner.ordered and candidate.peak_bytes <= problem.budget:
             break
 
@@ -158,9 +160,9 @@ def _best(problem: Problem, asked: Container[str], found: Sequence[Candidate]) -
     return fastest([c for c in found if c.planner in asked], problem.budget)
 
 
-def _news(planner: Planner, found: Sequence[Candidate], best: Candidate | None) -> str:
-    so_far = "none fits yet" if best is None else f"best {format_bytes(best.peak_bytes)}, {best.time_s:.3g} s a step"
-    return f"{planner.name} at work, {len(found)} candidates, {so_far}"
+def _so_far(found: Sequence[Candidate], best: Candidate | None) -> str:
+    fits = "none fits yet" if best is None else f"best {format_bytes(best.peak_bytes)}, {best.time_s:.3g} s a step"
+    return f"{len(found)} candidates, {fits}"
 
 
 def candidates(problem: Problem, planner: Planner) -> Iterator[Candidate]:
