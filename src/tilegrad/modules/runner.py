@@ -60,9 +60,7 @@ class Runner:
         device: torch.device,
     ):
         self.captured = captured
-        with Progress("planning") as progress:
-            progress.tell(f"{len(captured.graph.nodes)} nodes of {captured.graph.name}")
-            self.schedule, self.planning = plan_call(captured.graph, options.on(device), graded, cache(plain), device)
+        self.schedule, self.planning = plan_call(captured.graph, options.on(device), graded, cache(plain), device)
         if self.schedule.mode != "none" and self.schedule.phases:
             say_what_is_whole(self.schedule)
         self.engine = Executor(self.schedule, device.type)
@@ -164,9 +162,11 @@ def plan_call(
     budget, machine = options.budget_on(device), known_machine(str(device))
 
     def plan() -> Planned:
-        schedule, planning = _plan(graph, options, graded, plain, device, machine)
-        if isinstance(schedule.islands, NodeIslands):
-            schedule = executable(schedule, graph, graded, budget)
+        with Progress("planning") as progress:
+            progress.tell(f"{len(graph.nodes)} nodes of {graph.name}")
+            schedule, planning = _plan(graph, options, graded, plain, device, machine)
+            if isinstance(schedule.islands, NodeIslands):
+                schedule = executable(schedule, graph, graded, budget)
         return schedule, planning
 
     if options.mode == "none" or (options.tile is None and budget is None):
