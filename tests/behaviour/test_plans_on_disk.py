@@ -69,7 +69,8 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def plan(**options: Any) -> tilegrad.Plan:
-    return tilegrad.tile(network(), **(options or {"budget": BUDGET})).plan_for(image())
+    """Of tiles, which takes no time."""
+    return tilegrad.tile(network(), **(options or {"tile": 24})).plan_for(image())
 
 
 def rows(path: Path, what: str = "key") -> list[Any]:
@@ -98,17 +99,17 @@ def start(*budgets: int) -> list[dict[str, Any]]:
 
 
 def test_the_second_program_does_not_plan(path: Path) -> None:
-    (first,), (second,) = start(BUDGET), start(BUDGET)
+    (first,), (second,) = start(LARGER), start(LARGER)
     assert (first.pop("planned"), second.pop("planned")) == (1, 0)
     assert first == second  # the plan to the letter, and the gradients to the bit
 
 
 def test_two_programs_at_once(path: Path) -> None:
     """Both plan, or one waits for the other's file: neither minds, and the file is sound."""
-    found = start(BUDGET, BUDGET)
+    found = start(LARGER, LARGER)
     assert found[0]["grads"] == found[1]["grads"]
     assert len(rows(path)) == 1
-    assert start(BUDGET)[0]["planned"] == 0
+    assert start(LARGER)[0]["planned"] == 0
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -144,7 +145,7 @@ def test_every_kind_of_plan(path: Path, planned: list[int], options: dict[str, A
 
 
 def test_candidates_are_told_with_their_figures(path: Path, planned: list[int]) -> None:
-    first, second = (plan().planning for _ in range(2))
+    first, second = (plan(budget=BUDGET).planning for _ in range(2))
     assert first is not None and second is not None and len(planned) == 1
     assert [(c.planner, c.detail, c.peak_bytes, c.time_s, c.notes) for c in first.candidates] == [
         (c.planner, c.detail, c.peak_bytes, c.time_s, c.notes) for c in second.candidates
@@ -170,11 +171,11 @@ def test_off(path: Path, planned: list[int], monkeypatch: pytest.MonkeyPatch) ->
 def test_what_is_another_plan(path: Path, planned: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Budget, planner, the network, gradients, torch, our source and the machine all count."""
     plan()
-    plan(budget=BUDGET + 1)
-    plan(budget=BUDGET, planner="tile")
-    plan(budget=BUDGET, axes="h")
-    tilegrad.tile(network(), budget=BUDGET).plan_for(image().requires_grad_())
-    tilegrad.tile(network(), budget=BUDGET).plan_for((1, 4, 48, 50))
+    plan(tile=24, budget=4 * BUDGET)
+    plan(tile=24, budget=4 * BUDGET + 1)
+    plan(tile=24, axes="h")
+    tilegrad.tile(network(), tile=24).plan_for(image().requires_grad_())
+    tilegrad.tile(network(), tile=24).plan_for((1, 4, 48, 50))
     monkeypatch.setattr(torch, "__version__", "9.9")
     plan()
     monkeypatch.undo()
@@ -288,7 +289,7 @@ def test_a_file_that_can_only_be_read(path: Path, planned: list[int], monkeypatc
     monkeypatch.setattr(sqlite3, "connect", lambda p, **more: connect(f"file:{p}?mode=ro", uri=True, **more))
     plan()
     assert len(planned) == 1
-    plan(budget=BUDGET + 1)
+    plan(tile=16)
     assert len(planned) == 2 and len(rows(path)) == 1
 
 
