@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from hypothesis import settings
 
 torch.set_num_threads(1)
+os.environ["TILEGRAD_CACHE"] = "off"  # nobody's measurements and plans are read or written
 settings.register_profile("tilegrad", deadline=None, print_blob=True)
 settings.load_profile("tilegrad")
 

@@ -1,4 +1,5 @@
-"""Files that are written whole or not at all: to a draft beside the target, which then takes its place."""
+"""Files that are written whole or not at all, to a draft beside the target, which then takes its place; and the folder
+for what is kept from one run of a program to the next."""
 
 from __future__ import annotations
 
@@ -11,6 +12,20 @@ from pathlib import Path
 from typing import BinaryIO, NoReturn
 
 from .errors import InputError, TilegradError
+
+
+def cache_folder() -> Path | None:
+    """Where measurements and plans are kept: `$XDG_CACHE_HOME/tilegrad`; None where there is no place for them, and
+    with `TILEGRAD_CACHE=off`."""
+    if os.environ.get("TILEGRAD_CACHE", "").strip().lower() == "off":
+        return None
+    folder = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not folder.is_absolute():  # the XDG specification: a relative path is to be ignored
+        try:
+            folder = Path.home() / ".cache"
+        except RuntimeError:
+            return None
+    return folder / "tilegrad"
 
 
 @contextlib.contextmanager

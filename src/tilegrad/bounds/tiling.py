@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 
 from ..errors import GridError
@@ -26,6 +26,10 @@ class Tiling:
     nodes: tuple[Node, ...]
     lines: Mapping[str, Line]  # by axis
     spans: Mapping[str, Spans]  # by axis
+    # What lines and spans follow from, where `tile_nodes` made them.
+    cuts: Mapping[str, Cuts] = field(default_factory=dict, repr=False)  # by axis
+    carried: Collection[str] | None = None
+    whole: Collection[tuple[str, int]] = ()
 
     @property
     def grid(self) -> tuple[int, ...]:
@@ -77,14 +81,15 @@ def tile_nodes(
     cut: Callable[[Line], Cuts],
     sinks: Collection[str] | None = None,
     whole: Collection[tuple[str, int]] = (),
+    carried: Collection[str] | None = None,
 ) -> Tiling:
     """Tile these local nodes; `cut` chooses where each axis is cut, given its line. `whole`: inputs that are stored
-    and read whole (`Roles.whole`)."""
+    and read whole (`Roles.whole`); `carried`: the values whose halos are carried, by default all."""
     ends = sinks_of(graph, nodes) if sinks is None else sinks
     lines = {axis: line_of(graph, axes, nodes, axis, ends, whole) for axis in tiled}
     cuts = {axis: cut(line) for axis, line in lines.items()}
-    spans = {axis: tile_line(line, mode, cuts[axis]) for axis, line in lines.items()}
-    return Tiling(graph, axes, tuple(tiled), mode, tuple(nodes), lines, spans)
+    spans = {axis: tile_line(line, mode, cuts[axis], carried) for axis, line in lines.items()}
+    return Tiling(graph, axes, tuple(tiled), mode, tuple(nodes), lines, spans, cuts, carried, whole)
 
 
 def tile_graph(graph: Graph, mode: str, grid: Mapping[str, int]) -> Tiling:

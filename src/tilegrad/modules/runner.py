@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -28,8 +29,10 @@ from ..planners import (
     plan_keep,
     plan_step,
 )  # fmt: skip
+from ..progress import Progress
 from ..schedule import Schedule, Storage, check_schedule, fuse
 from ..schedule.whole import NodeIslands
+from ..sim.machine import Machine
 from ..sim.measure import known_machine
 from ..sim.predict import predict
 from ..sim.rehearsal import outside_bytes
@@ -37,6 +40,7 @@ from ..sim.training import training_graph
 from ..torch_private import copy_each
 from ..units import format_bytes
 from .options import Options
+from .plan_file import Planned, plan_once
 
 LOUD = 0.1  # of the predicted peak: from here on the log says what runs whole
 _log = logging.getLogger("tilegrad")
@@ -56,39 +60,10 @@ class Runner:
         device: torch.device,
     ):
         self.captured = captured
-        graph = lower_graph(captured.graph)
-        self.schedule, self.planning = self._plan(graph, options.on(device), graded, plain, device)
-        if isinstance(self.schedule.islands, NodeIslands):
-            self.schedule = executable(self.schedule, captured.graph, graded, options.budget_on(device))
-        elif self.schedule.mode != "none":
+        self.schedule, self.planning = plan_call(captured.graph, options.on(device), graded, cache(plain), device)
+        if self.schedule.mode != "none" and self.schedule.phases:
             say_what_is_whole(self.schedule)
         self.engine = Executor(self.schedule, device.type)
-
-    def _plan(
-        self, graph: Graph, options: Options, graded: Sequence[str], plain: Callable[[], int], device: torch.device
-    ) -> tuple[Schedule, Planning | None]:
-        """The schedule that the options ask for. `graph`: lowered; `graded`: the outside values that need a gradient;
-        `plain`: what plain execution allocates."""
-        mode = options.mode
-        sizes, budget = options.sizes(graph), options.budget_on(device)
-        machine = known_machine(str(device))
-        search = TileSearch(
-            graph, options.cut_axes(graph), mode, tuple(graded), bool(graded), plain, machine, options.axes is None
-        )
-        if options.planner == "keep" and graded and (budget is None or search.plain().prediction.total_bytes <= budget):
-            return plan_keep(training_graph(self.captured.graph, graded)), None
-        if mode == "none" or (sizes is None and budget is None):
-            return search.plain().planned, None
-        if sizes is not None:
-            slack, storage = Slack(SLACK, outside_bytes(graph)), options.storage or Storage.DEVICE
-            fit = search.tiled(sizes, storage, None if budget is None else slack.inside(budget))
-            if budget is not None:
-                fit = keep_what_fits(search, fit, slack, budget)
-            check_schedule(fit.planned)
-            return fit.planned, None
-        assert budget is not None
-        planning = plan_module(self.captured.graph, search, budget, options, device)
-        return planning.chosen.schedule, planning
 
     def __call__(self, tensors: Mapping[str, Tensor], device: torch.device, flat: Sequence[Any] = ()) -> Any:
         """Run on what `Captured.bind` gave. `flat`: the tensors among the arguments."""
@@ -177,6 +152,56 @@ def apply_updates(session: Pass, updates: Sequence[tuple[str, Tensor]]) -> None:
     if updates:
         with torch.no_grad():
             copy_each([session.tensors[name] for name, _ in updates], [value for _, value in updates])
+
+
+def plan_call(
+    graph: Graph, options: Options, graded: Sequence[str], plain: Callable[[], int], device: torch.device
+) -> Planned:
+    """What the options ask for, as the executor runs it. `graph`: as captured; `graded`: the outside values that need a
+    gradient; `plain`: what plain execution allocates."""
+    budget, machine = options.budget_on(device), known_machine(str(device))
+
+    def plan() -> Planned:
+        with Progress("planning") as progress:
+            progress.tell(f"{len(graph.nodes)} nodes of {graph.name}")
+            schedule, planning = _plan(graph, options, graded, plain, device, machine)
+            if isinstance(schedule.islands, NodeIslands):
+                schedule = executable(schedule, graph, graded, budget)
+        return schedule, planning
+
+    if options.mode == "none" or (options.tile is None and budget is None):
+        return plan()  # there is nothing to look for
+    asked = replace(options, budget=None), tuple(graded), str(device), plain() if budget is not None else None
+    return plan_once(graph, machine, budget, asked, plan)
+
+
+def _plan(
+    captured: Graph,
+    options: Options,
+    graded: Sequence[str],
+    plain: Callable[[], int],
+    device: torch.device,
+    machine: Machine,
+) -> Planned:
+    graph, mode = lower_graph(captured), options.mode
+    sizes, budget = options.sizes(graph), options.budget_on(device)
+    search = TileSearch(
+        graph, options.cut_axes(graph), mode, tuple(graded), bool(graded), plain, machine, options.axes is None
+    )
+    if options.planner == "keep" and graded and (budget is None or search.plain().prediction.total_bytes <= budget):
+        return plan_keep(training_graph(captured, graded)), None
+    if mode == "none" or (sizes is None and budget is None):
+        return search.plain().planned, None
+    if sizes is not None:
+        slack, storage = Slack(SLACK, outside_bytes(graph)), options.storage or Storage.DEVICE
+        fit = search.tiled(sizes, storage, None if budget is None else slack.inside(budget))
+        if budget is not None:
+            fit = keep_what_fits(search, fit, slack, budget)
+        check_schedule(fit.planned)
+        return fit.planned, None
+    assert budget is not None
+    planning = plan_module(captured, search, budget, options, device)
+    return planning.chosen.schedule, planning
 
 
 def plan_module(graph: Graph, search: TileSearch, budget: int, options: Options, device: torch.device) -> Planning:

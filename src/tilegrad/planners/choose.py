@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import pkgutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from ..errors import BudgetError, InputError
 from ..ir import Graph
+from ..progress import Progress
 from ..sim.machine import Machine
 from ..units import format_bytes
 from .problem import Candidate, Planner, Problem, judge
+
+_log = logging.getLogger("tilegrad")
 
 
 @cache
@@ -83,6 +87,7 @@ class Planning:
     plain: Candidate
     candidates: tuple[Candidate, ...]
     chosen: Candidate
+    stopped: bool = False  # by Ctrl-C, before every planner was asked
 
     def to_json(self) -> dict[str, Any]:
         base = self.plain.time_s
@@ -98,37 +103,66 @@ class Planning:
 
 
 def plan_step(problem: Problem, *, planner: str = "auto", slack: Slack | None = None) -> Planning:
-    """The fastest schedule that fits. `slack`: what to leave free."""
+    """The fastest schedule that fits. `slack`: what to leave free. Ctrl-C ends the search with the best so far."""
     check_planner(planner)
     slack = slack or Slack(0.0, 0)
     asked = planners() if planner == "auto" else {planner: planners()[planner]}
-    budget = slack.inside(problem.budget)
+    inside = replace(problem, budget=slack.inside(problem.budget))
     plain, found = problem.plain, list[Candidate]()
     fits = plain is not None and plain.peak_bytes <= problem.budget and "keep" in asked
     if plain is not None:
         found.append(plain)
-    if not fits:
-        for each in asked.values():
-            _ask(each, replace(problem, budget=budget), [c for c in found if c.planner in asked], found)
-    chosen = fastest([c for c in found if c.planner in asked], budget)
+    stopped = not fits and _ask_all(asked, inside, found)
+    chosen = _best(inside, asked, found)
     if chosen is None and fits:
         chosen = plain  # it is what it is: nothing to leave free for
     if chosen is None:
         raise _nothing_fits(problem, found, slack, asked)
-    return Planning(problem.graph, problem.machine, problem.budget, plain or found[0], tuple(found), chosen)
+    return Planning(problem.graph, problem.machine, problem.budget, plain or found[0], tuple(found), chosen, stopped)
 
 
-def _ask(planner: Planner, problem: Problem, usable: Sequence[Candidate], found: list[Candidate]) -> None:
-    """Add to `found` what a planner proposes, unless one of the `usable` candidates is faster than it can be."""
-    best = fastest(usable, problem.budget)
+def _ask_all(asked: dict[str, Planner], problem: Problem, found: list[Candidate]) -> bool:
+    """Add to `found` what planners propose. Ctrl-C ends that where something fits. Was it ended so?"""
+    with Progress("planning") as progress:
+        try:
+            for done, planner in enumerate(asked.values()):
+                if not progress.stopped:
+                    _ask(planner, problem, asked, found, partial(progress.tell, done=done, total=len(asked)))
+        except KeyboardInterrupt:
+            progress.stop()
+        best = _best(problem, asked, found)
+        if progress.stopped:
+            if best is None:
+                raise KeyboardInterrupt
+            _log.warning("planning was stopped: this is the best of %d candidates so far", len(found))
+        progress.tell(f"{'nothing' if best is None else best.planner} chosen, {_so_far(found, best)}")
+        return progress.stopped
+
+
+def _ask(
+    planner: Planner, problem: Problem, asked: Container[str], found: list[Candidate], tell: Callable[[str], None]
+) -> None:
+    """Add to `found` what a planner proposes, unless the best that is known is faster than it can be."""
+    best = _best(problem, asked, found)
     if planner.name == "keep" and problem.plain is not None:
         return  # known already
     if best is not None and best.time_s <= planner.fastest_s(problem):
         return
+    tell(f"{planner.name} at work, {_so_far(found, best)}")
     for candidate in candidates(problem, planner):
         found.append(candidate)
-        if planner.ordered and found[-1].peak_bytes <= problem.budget:
+        tell(f"{planner.name} at work, {_so_far(found, _best(problem, asked, found))}")
+        if planner.ordered and candidate.peak_bytes <= problem.budget:
             break
+
+
+def _best(problem: Problem, asked: Container[str], found: Sequence[Candidate]) -> Candidate | None:
+    return fastest([c for c in found if c.planner in asked], problem.budget)
+
+
+def _so_far(found: Sequence[Candidate], best: Candidate | None) -> str:
+    fits = "none fits yet" if best is None else f"best {format_bytes(best.peak_bytes)}, {best.time_s:.3g} s a step"
+    return f"{len(found)} candidates, {fits}"
 
 
 def candidates(problem: Problem, planner: Planner) -> Iterator[Candidate]:

@@ -40,10 +40,10 @@ class Tile(Planner):
 
     def propose(self, problem: Problem) -> Iterator[Proposal]:
         """The fastest tiles that fit, or the smallest of all that were tried."""
-        if problem.tiles is None:
+        if (search := problem.tiles) is None:
             return
         try:
-            best = fit_tiles(problem.tiles, problem.budget, problem.storages) or problem.tiles.smallest(problem.storages)
+            best = fit_tiles(search, problem.budget, problem.storages) or search.smallest(problem.storages)
         except GridError:  # nothing here has an axis that could be cut
             return
         if best is not None:

@@ -1,5 +1,7 @@
 """What runs, in which order, on which boxes. Planners make a `Schedule`, the runtime and the simulator read it."""
 
+from .compact import pack_schedule as pack_schedule
+from .compact import unpack_schedule as unpack_schedule
 from .fuse import fuse as fuse
 from .island import Island as Island
 from .island import unread_nodes as unread_nodes

@@ -17,15 +17,16 @@ Rule N2  What is read is checked like what is planned: unknown steps, stores, is
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from itertools import pairwise
 
 from ..errors import FormatError
 from ..ir import Graph
 from ..region import Box
 from .island import Island
+from .phase import TilePhase
 from .rules import check_schedule
-from .schedule import Schedule, Seat, Storage
+from .schedule import Islands, Schedule, Seat, Storage
 from .steps import (
     Backward,
     Compute,
@@ -49,13 +50,13 @@ from .steps import (
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
-def format_schedule(schedule: Schedule) -> str:
-    """Islands before their first use."""
+def format_schedule(schedule: Schedule, known: Container[str] = ()) -> str:
+    """Islands before their first use, without those that the reader has anyway."""
     lines = [_line("schedule", schedule.mode, "halos", str(schedule.storage))]
     lines += _format_seat(schedule.seat) if schedule.seat is not None else []
     told = set[str]()
     for step in schedule.steps:
-        if isinstance(step, Run | Backward) and step.island not in told:
+        if isinstance(step, Run | Backward) and step.island not in told and step.island not in known:
             told.add(step.island)
             lines += _format_island(schedule.islands[step.island])
         lines.append(_format_step(step))
@@ -182,8 +183,11 @@ class _Words:
             raise self.fail(f"'{self.words[0]}' is too much")
 
 
-def parse_schedule(text: str, graph: Graph, stores: Sequence[str] = Storage.ALL) -> Schedule:
-    """Read and check: a `FormatError` names the line, an `InternalError` the rule that is broken."""
+def parse_schedule(
+    text: str, graph: Graph, stores: Sequence[str] = Storage.ALL, phases: tuple[TilePhase, ...] = ()
+) -> Schedule:
+    """Read and check: a `FormatError` names the line, an `InternalError` the rule that is broken. `phases`: whose
+    islands the text does not tell."""
     lines = [(at, line) for at, line in enumerate(text.splitlines(), start=1) if line.strip()]
     mode, storage, seat, islands = "", Storage.DEVICE, _SeatLines(), dict[str, Island]()
     steps: list[ScheduleStep] = []
@@ -213,7 +217,16 @@ def parse_schedule(text: str, graph: Graph, stores: Sequence[str] = Storage.ALL)
             islands[last] = Island(last, tuple(inside), islands[last].whole, islands[last].refers)
     if not mode:
         raise FormatError("this is no schedule", where="line 1", hint="its first line says: schedule MODE halos STORE")
-    found = Schedule(graph, mode, (), storage, steps=tuple(steps), islands=islands, seat=seat.seat())
+    tiles = Islands(phases)
+    found = Schedule(
+        graph,
+        mode,
+        phases,
+        storage,
+        steps=tuple(steps),
+        islands={**tiles, **islands} if islands else tiles,
+        seat=seat.seat(),
+    )
     check_schedule(found)
     return found
 

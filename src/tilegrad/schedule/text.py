@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..units import format_bytes, format_sizes
@@ -22,7 +22,7 @@ def format_plan(schedule: Schedule) -> str:
     image = format_sizes(graph.shape(graph.inputs[0])) if graph.inputs else "no input"
     lines = [f"plan for {graph.name} on {image}: {_title(schedule)}"]
     if schedule.mode != "none":
-        lines += [_format_phase(phase) for phase in schedule.phases]
+        lines += [_format_phase(phase, graph.outputs) for phase in schedule.phases]
         lines += _format_kept(schedule) + _format_again(schedule)
         lines += [f"note        {note}" for note in schedule.notes]
         if schedule.phases:
@@ -133,7 +133,7 @@ def _format_peak(schedule: Schedule) -> list[str]:
     return [f"peak        {total} predicted in all, {peak} beyond {beyond}{carried}"]
 
 
-def _format_phase(phase: TilePhase) -> str:
+def _format_phase(phase: TilePhase, outputs: Sequence[str]) -> str:
     if not phase.tiled:
         ops = ", ".join(dict.fromkeys(n.op for n in phase.nodes))
         size = sum(phase.graph.type(v).bytes for n in phase.nodes for v in (*n.reads, *n.outputs))
@@ -144,7 +144,7 @@ def _format_phase(phase: TilePhase) -> str:
     first = phase.forward.box("share", last, (0,) * len(phase.grid)) if last in phase.forward.lines else None
     tiles = f"{format_sizes(phase.grid)} tiles along {','.join(phase.forward.tiled)}"
     detail = f" of {last} {first}" if first else f" of {last}"
-    kept = [v for v in phase.stores if v not in phase.graph.outputs]
+    kept = [v for v in phase.stores if v not in outputs]
     stored = f"; keeps {', '.join(kept)}" if kept else ""
     folds = f"; folds {', '.join(f.name for f in phase.folds)}" if phase.folds else ""
     return f"  {phase.number:>3}  {phase.forward.mode:<7} {len(phase.nodes):>4} nodes in {tiles}{detail}{stored}{folds}"

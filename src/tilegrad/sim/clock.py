@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from ..bounds import call_of
 from ..ir import Graph
 from ..ops import find
+from ..progress import tick
 from ..schedule import (
     Backward,
     Compute,
@@ -48,6 +49,7 @@ class Time:
 
 def measure_time(schedule: Schedule, seconds: Mapping[str, float] | None, machine: Machine) -> Time:
     """`seconds`: of every node of a training graph; None: what islands do is counted."""
+    tick()
     clock = _Counted(schedule, machine) if seconds is None else _Known(seconds)
     roots = roots_of(schedule.graph)
     now = out_free = in_free = compute = stall = 0.0

@@ -26,6 +26,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import InputError, TilegradError
+from ..files import cache_folder
+from ..progress import Progress, tick
 from .machine import CPU, NAME_LENGTH, PRESETS, Machine, load_machine, save_machine
 
 SECONDS = 4.0  # of measuring, beyond the first call of every probe
@@ -85,7 +87,7 @@ def recall_machine(device: str = "cpu", *, force: bool = False, seconds: float =
                 note = f"measured again, since the file kept before cannot be used: {error.what}"
     machine = measure_machine(device, seconds=seconds)
     if path is None:
-        return Recall(machine, None, measured=True, note="not kept: there is no home folder")
+        return Recall(machine, None, measured=True, note="not kept: there is no folder for it")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         save_machine(machine, path)
@@ -121,13 +123,8 @@ def _as_torch_is_set(machine: Machine) -> Machine:
 
 def kept_path(device: str) -> Path | None:
     """The file a measurement is kept in; None where there is no place for it."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not folder.is_absolute():  # the XDG specification: a relative path is to be ignored
-        try:
-            folder = Path.home() / ".cache"
-        except RuntimeError:
-            return None
-    return folder / "tilegrad" / f"machine-{device.replace(':', '-')}.toml"
+    folder = cache_folder()
+    return None if folder is None else folder / f"machine-{device.replace(':', '-')}.toml"
 
 
 def measure_machine(device: str = "cpu", *, seconds: float = SECONDS) -> Machine:
@@ -136,7 +133,7 @@ def measure_machine(device: str = "cpu", *, seconds: float = SECONDS) -> Machine
     if not 0 < seconds <= 600:
         raise InputError(f"a machine cannot be measured in {seconds} seconds", hint=f"seconds={SECONDS}")
     try:
-        with torch.no_grad():
+        with torch.no_grad(), Progress(f"measuring {device}"):
             best = _take_turns(_probes(where), where, seconds)
     except torch.OutOfMemoryError as error:
         raise InputError(
@@ -189,6 +186,7 @@ def _take_turns(probes: Sequence[_Probe], device: torch.device, seconds: float) 
     while done < ROUNDS or time.perf_counter() < end:
         for k, probe in enumerate(probes):
             call_s[k] = min(call_s[k], _turn(probe, call_s[k], device))
+            tick()
         done += 1
     best: dict[str, float] = {}
     for probe, took in zip(probes, call_s, strict=True):

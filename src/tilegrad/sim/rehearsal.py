@@ -19,6 +19,7 @@ from ..execution.shelf import Shelf
 from ..execution.stores import Near, Slot
 from ..ir import Graph, Kind
 from ..ops import Place
+from ..progress import tick
 from ..region import Box
 from ..schedule import Compute, Fold, Island, IslandStep, Join, Load, Schedule, Storage, Store
 from .footprint import FRESH, Footprint, RunKind
@@ -76,6 +77,7 @@ class _Stage(Pass):
         return tuple((name, strides) for name, strides in found if strides is not None)
 
     def play(self, island: Island, how: RunKind, laid: Mapping[str, Strides] | None = None) -> Footprint:
+        tick()
         self._clear()
         self.laid = laid or {}
         self.again = how.again

@@ -20,6 +20,7 @@ from ..bounds import call_of
 from ..execution.saved import Enter, References, fills, memory_of, trimmed
 from ..ir import Graph, Input, Kind, Node, Phase, Role, TensorType, Value, check_graph
 from ..ops import Call, Op, find
+from ..progress import tick
 from .peak import PeakBytes
 
 
@@ -83,9 +84,11 @@ def training_graph(graph: Graph, graded: Collection[str], *, seeded: bool = True
     are brought by the caller (and have bytes), instead of being the number one."""
     trace = _Trace(graph, frozenset(graded))
     for node in graph.nodes:
+        tick()
         trace.forward(node)
     trace.seed(seeded)
     for node in reversed(graph.nodes):
+        tick()
         trace.backward(node)
     made = trace.finish()
     check_graph(made)

@@ -20,6 +20,7 @@ from tilegrad.sim.measure import host_bytes, kept_path, measure_machine, recall_
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Nobody's real measurement is read or written."""
+    monkeypatch.delenv("TILEGRAD_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "tilegrad" / "machine-cpu.toml"
 
@@ -192,7 +193,7 @@ def test_no_home_at_all(measured: list[str], monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     monkeypatch.setattr(Path, "home", homeless)
     found = recall_machine()
-    assert (found.path, found.measured, found.note) == (None, True, "not kept: there is no home folder")
+    assert (found.path, found.measured, found.note) == (None, True, "not kept: there is no folder for it")
 
 
 def test_a_real_measurement(quick: None) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import InputError
+from ...progress import stop, tick
 from .problem import StageProblem
 
 # Numbers near one are kind to solvers: bytes are counted in thousandths of the budget, seconds in hundredths of a plain
@@ -119,11 +120,12 @@ def _run(solver: Any) -> bool:
     while True:
         try:
             while not solver.wait(0.1)[0]:
-                pass
+                tick()
             return interrupted
         except KeyboardInterrupt:
             interrupted = True
             solver.cancelSolve()
+            stop()
 
 
 def import_highs() -> Any:

@@ -15,6 +15,7 @@ from itertools import accumulate
 
 import numpy as np
 
+from ...progress import tick
 from .problem import StageProblem
 
 WALK = 10  # nodes that a walk costs before the first, and a trial before the first walk
@@ -169,6 +170,7 @@ class Solution:
     keep: list[int]
 
     def __post_init__(self) -> None:
+        tick()
         self.costs = [self.cost(s) for s in range(len(self.keep))]
         self.peaks = np.array([c.peak for c in self.costs], dtype=np.int64)
 
@@ -234,6 +236,7 @@ class Solution:
         return found if last + 1 == len(self.keep) else [*found, last + 1]
 
     def apply(self, value: int, first: int, last: int, *, drop: bool) -> None:
+        tick()
         bit = 1 << value
         walked = set(self._walked(value, first, last))
         for s in range(first, last + 1):

@@ -130,7 +130,8 @@ class _Tiles:
         spans = {axis: self._spans(part, line, mode, cuts[axis], carried) for axis, line in part.lines.items()}
         if self.chosen:
             self.wide |= seams.wide(spans, part.nodes)
-        return Tiling(graph, axes, tuple(part.lines), mode, part.nodes, part.lines, spans)
+        kept = carried if carried is None else frozenset(carried)
+        return Tiling(graph, axes, tuple(part.lines), mode, part.nodes, part.lines, spans, cuts, kept, part.loose)
 
     def _cuts(self, part: UncutPhase, line: Line, mode: str) -> Cuts:
         """Where an axis is cut: it is asked for each of the ways to cut the others."""

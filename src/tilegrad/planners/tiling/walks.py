@@ -30,6 +30,7 @@ class UncutPhase:
     sinks: frozenset[str]
     boxed: tuple[str, ...]
     whole: tuple[str, ...]
+    loose: frozenset[tuple[str, int]]  # (node, input) that is read whole although it lies on the axes
     lines: Mapping[str, Line] = field(repr=False)
     known: dict[object, object] = field(default_factory=dict, repr=False, compare=False)  # what was found out along them
 
@@ -79,7 +80,7 @@ class Walks:
         made = {n.outputs[0] for n in nodes}
         loose = {name for n in nodes for i, name in enumerate(n.reads) if (n.name, i) in roles.whole}
         whole = dict.fromkeys(v for n in nodes for v in n.reads if (v not in made and v not in boxed) or v in loose)
-        return UncutPhase(number, tuple(nodes), folds, stores, sinks, boxed, tuple(whole), lines)
+        return UncutPhase(number, tuple(nodes), folds, stores, sinks, boxed, tuple(whole), roles.whole, lines)
 
 
 def _keep(graph: Graph, roles: Roles, stored: Collection[str]) -> tuple[set[str], dict[int, set[str]]]:
