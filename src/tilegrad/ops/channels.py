@@ -55,8 +55,12 @@ def _by_kernel(x: Tensor, scale: Tensor, shift: Tensor | None, mean: Tensor | No
     one = scale.new_ones(rows.count)
     at = torch.zeros_like(one) if mean is None else rows.spread(mean)
     by = None if shift is None else rows.spread(shift)
-    found = torch.native_batch_norm(rows.lay(x), rows.spread(scale), by, at, one, False, 0.0, 0.0)[0]
-    return found.view(x.shape).contiguous(memory_format=layout_of(x))
+    found = torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=rows.layout)
+    laid = rows.lay(x), rows.spread(scale), by, at, one
+    if not x.is_meta:  # into a tensor that is no view of another, so that an activation may be made where it lies
+        out = {"out": rows.lay(found), "save_mean": scale.new_empty(0), "save_invstd": scale.new_empty(0)}
+        torch.ops.aten.native_batch_norm.out(*laid, False, 0.0, 0.0, **out)
+    return found.contiguous(memory_format=layout_of(x))
 
 
 class _Rows:
@@ -66,7 +70,7 @@ class _Rows:
     def __init__(self, x: Tensor, numbers: Tensor):
         samples, channels, length = x.shape[0], x.shape[1], prod(x.shape[2:])
         self.rank, self.layout = x.dim(), layout_of(x)
-        if len(numbers) == samples > 1 or (x.dim() > 2 and self.layout == torch.contiguous_format):
+        if len(numbers) == samples != 1 or (x.dim() > 2 and self.layout == torch.contiguous_format):
             parts = length // _part(length) if x.is_cuda else 1
             self.layout = torch.contiguous_format
             self.counts, self.shape = (samples, channels, parts), (1, samples * channels * parts, length // parts)
@@ -78,8 +82,8 @@ class _Rows:
         return x.contiguous(memory_format=self.layout).view(self.shape)
 
     def spread(self, numbers: Tensor) -> Tensor:
-        """Each row's number."""
-        return numbers.reshape(-1, numbers.shape[1], 1).expand(self.counts).reshape(-1)
+        """Each row's number, in memory of its own: kernels do not ask for strides."""
+        return numbers.reshape(*numbers.shape[:2], 1).expand(self.counts).reshape(-1).contiguous()
 
     def gather(self, found: Tensor) -> Tensor:
         """Sums of rows as sums of channels."""
