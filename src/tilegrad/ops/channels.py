@@ -43,7 +43,7 @@ def sums(x: Tensor, mean: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     if x.is_meta or not x.numel():  # torch's rule for tensors without data makes an image that the kernel does not
         return rows.gather(torch.zeros_like(one)), rows.gather(torch.zeros_like(one))
     backward = torch.ops.aten.native_batch_norm_backward
-    of = backward(*laid, None, at, one, at, one, False, 0.0, [False, True, True])
+    of = backward(*laid, one, at, one, at, one, False, 0.0, [False, True, True])
     return rows.gather(of[2]), rows.gather(of[1])
 
 
@@ -71,7 +71,7 @@ class _Rows:
         samples, channels, length = x.shape[0], x.shape[1], prod(x.shape[2:])
         self.rank, self.layout = x.dim(), layout_of(x)
         if len(numbers) == samples != 1 or (x.dim() > 2 and self.layout == torch.contiguous_format):
-            parts = length // _part(length) if x.is_cuda else 1
+            parts = max(1, length // _part(length)) if x.is_cuda else 1
             self.layout = torch.contiguous_format
             self.counts, self.shape = (samples, channels, parts), (1, samples * channels * parts, length // parts)
         else:
@@ -83,11 +83,14 @@ class _Rows:
 
     def spread(self, numbers: Tensor) -> Tensor:
         """Each row's number, in memory of its own: kernels do not ask for strides."""
+        if numbers.numel() == self.count:
+            return numbers.reshape(-1)
         return numbers.reshape(*numbers.shape[:2], 1).expand(self.counts).reshape(-1).contiguous()
 
     def gather(self, found: Tensor) -> Tensor:
         """Sums of rows as sums of channels."""
-        return found.view(self.counts).sum(2).view(*self.counts[:2], *(1 for _ in range(self.rank - 2)))
+        found = found if self.counts[2] == 1 else found.view(self.counts).sum(2)
+        return found.view(*self.counts[:2], *(1 for _ in range(self.rank - 2)))
 
 
 @cache

@@ -204,9 +204,8 @@ class _Normalized(Function):
         of_stats = of_weight = of_bias = None
         if any(ctx.needs_input_grad[1:]):
             total, along = sums(x, mean, grad)
-            each = torch.stack([total * scale, along * scale * root.square() / 2]).neg()
-            groups = stats.shape[2] if stats.dim() > 2 else 1
-            of_stats = each.unflatten(2, (groups, -1)).sum(3).sum_to_size(stats.shape)
+            if ctx.needs_input_grad[1]:
+                of_stats = _of_groups(torch.stack([total * scale, along * scale * root.square() / 2]).neg_(), stats)
             if weight is not None:
                 of_weight = (along * root).sum(0).view(-1).to(weight.dtype)
             if ctx.bias is not None:
@@ -214,9 +213,16 @@ class _Normalized(Function):
         return of_x, of_stats, of_weight, of_bias, None
 
 
+def _of_groups(each: Tensor, stats: Tensor) -> Tensor:
+    """Gradients of the numbers of channels as those of the statistics."""
+    groups = stats.shape[2]
+    return (each if groups == each.shape[2] else each.unflatten(2, (groups, -1)).sum(3)).sum_to_size(stats.shape)
+
+
 def _scales(x: Tensor, stats: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """Mean, one over the deviation, and what the image is multiplied with."""
-    mean, root = _ungrouped(x, stats[0], torch.rsqrt(stats[1] + eps))
+    mean, var = stats.unbind()
+    mean, root = _ungrouped(x, mean, torch.rsqrt(var + eps))
     return mean, root, root if weight is None else root * _on_channel(weight, x, root.dtype)
 
 
