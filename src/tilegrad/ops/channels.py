@@ -1,4 +1,4 @@
-"""Arithmetic on images whose channels have numbers of their own (statistics, scales), in as few passes as torch has kernels.
+"""Arithmetic on images whose channels have numbers of their own (statistics, scales), in few passes.
 
 Numbers are broadcast: [1 or samples, channels, 1, …]. They are single where images are of half precision; then torch's
 kernels of batch norm, which take both, do what else were casts and temporary images.
@@ -70,12 +70,11 @@ class _Rows:
     def __init__(self, x: Tensor, numbers: Tensor):
         samples, channels, length = x.shape[0], x.shape[1], prod(x.shape[2:])
         self.rank, self.layout = x.dim(), layout_of(x)
+        self.counts, self.shape = (1, channels, 1), tuple(x.shape)
         if len(numbers) == samples != 1 or (x.dim() > 2 and self.layout == torch.contiguous_format):
             parts = max(1, length // _part(length)) if x.is_cuda else 1
             self.layout = torch.contiguous_format
             self.counts, self.shape = (samples, channels, parts), (1, samples * channels * parts, length // parts)
-        else:
-            self.counts, self.shape = (1, channels, 1), tuple(x.shape)
         self.count = prod(self.counts)
 
     def lay(self, x: Tensor) -> Tensor:

@@ -98,7 +98,7 @@ class Moments(Reduction):
     def partial(self, call: Call, tile: Tensor, place: Place, *others: Tensor) -> tuple[Tensor, ...]:
         over, groups = call.dims(), call.attr("groups", 1)
         if groups > 1:
-            tile, over = tile.unflatten(1, (groups, -1)), list(range(2, tile.dim() + 1))
+            tile, over = _split(tile, 1, groups), list(range(2, tile.dim() + 1))
         count = prod(tile.shape[d] for d in over)
         wide = torch.float32 if tile.dtype in LOW else tile.dtype
         if tile.is_cuda and count:  # one pass; a CPU is faster with three
@@ -136,6 +136,10 @@ class Moments(Reduction):
         shift, scale = grad.view(2, *mean.shape).to(mean.dtype) / count
         shift, scale, mean = _ungrouped(tile, shift, 2 * scale, mean)
         return affine(tile, scale, shift, mean, onto)
+
+
+def _split(x: Tensor, dim: int, groups: int) -> Tensor:
+    return x.view(*x.shape[:dim], groups, x.shape[dim] // groups, *x.shape[dim + 1 :])
 
 
 def _ungrouped(x: Tensor, *numbers: Tensor) -> tuple[Tensor, ...]:
@@ -216,7 +220,7 @@ class _Normalized(Function):
 def _of_groups(each: Tensor, stats: Tensor) -> Tensor:
     """Gradients of the numbers of channels as those of the statistics."""
     groups = stats.shape[2]
-    return (each if groups == each.shape[2] else each.unflatten(2, (groups, -1)).sum(3)).sum_to_size(stats.shape)
+    return (each if groups == each.shape[2] else _split(each, 2, groups).sum(3)).sum_to_size(stats.shape)
 
 
 def _scales(x: Tensor, stats: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -15,7 +15,17 @@ from tilegrad.ops import Call, Place, find
 from tilegrad.ops.channels import affine, sums
 from tilegrad.region import Box
 
-SHAPES = [(3, 4), (1, 4, 7), (2, 4, 9), (1, 6, 5, 7), (3, 6, 5, 4), (2, 4, 3, 5, 2), (1, 4, 1, 1), (0, 4, 3, 3), (2, 4, 0, 3)]
+SHAPES = [
+    (3, 4),
+    (1, 4, 7),
+    (2, 4, 9),
+    (1, 6, 5, 7),
+    (3, 6, 5, 4),
+    (2, 4, 3, 5, 2),
+    (1, 4, 1, 1),
+    (0, 4, 3, 3),
+    (2, 4, 0, 3),
+]
 LAYOUTS = ["contiguous", "channels last", "narrow", "channels last, narrow"]
 DTYPES = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 3e-2}
 every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -143,7 +153,12 @@ def written_out(given: dict[str, Tensor], eps: float) -> Tensor:
 @pytest.mark.parametrize("shape", [s for s in SHAPES if 0 not in s], ids=str)
 def test_moments(shape: tuple[int, ...], layout: str, dtype: torch.dtype) -> None:
     x = image(shape, layout, dtype)
-    ways = {((0, *range(2, x.dim())), 1), (tuple(range(2, x.dim())), 1), (tuple(range(1, x.dim())), 2), ((x.dim() - 1,), 1)}
+    ways = {
+        ((0, *range(2, x.dim())), 1),
+        (tuple(range(2, x.dim())), 1),
+        (tuple(range(1, x.dim())), 2),
+        ((x.dim() - 1,), 1),
+    }
     for over, groups in ways:
         if not over:
             continue
