@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..ops.channels import layout_of
 from ..region import Box
-from .shelf import fetched, layout_of
+from .shelf import fetched
 from .stores import Near, Slot, make_store
 
 

@@ -297,39 +297,34 @@ class Record:
 
     def _seeds(self) -> tuple[list[Root], list[Tensor]]:
         run = self.owner
-        roots: list[Root] = list(self.tokens)
-        grads = [torch.empty_like(token) for token in self.tokens]
+        seeds: dict[tuple[str, Box], tuple[Root, Tensor]] = {}
         for step, edge, dtype in self.stored:
             if (grad := run.gradient(step.value, step.box)) is not None:
-                roots.append(edge)
-                grads.append(grad.to(dtype))
-        with torch.enable_grad():
-            for fold in self.folded:
-                for root, grad in self._unfold(*fold):
-                    roots.append(root)
-                    grads.append(grad)
-        return roots, grads
+                seeds[step.value, step.box] = edge, grad.to(dtype)
+        for fold in self.folded:
+            self._unfold(seeds, *fold)
+        roots = [*self.tokens, *(root for root, _ in seeds.values())]
+        return roots, [*(torch.empty_like(token) for token in self.tokens), *(grad for _, grad in seeds.values())]
 
-    def _unfold(self, step: Fold, source: Root, dtype: torch.dtype, others: list[Tensor]) -> list[tuple[Root, Tensor]]:
+    def _unfold(
+        self,
+        seeds: dict[tuple[str, Box], tuple[Root, Tensor]],
+        step: Fold,
+        root: Root,
+        dtype: torch.dtype,
+        others: list[Tensor],
+    ) -> None:
         """A fold's part in the gradient of what it folds."""
         run = self.owner
         call, op = run.executor.calls[step.node], run.executor.reduction(step.node)
-        grad = run.gradient(call.node.outputs[0], None)
+        grad, value = run.gradient(call.node.outputs[0], None), call.node.inputs[0].value
         if grad is None:
-            return []
+            return
         place = Place(run.extent(call.node.outputs[0]), (step.box,))
-        total = run.totals[step.node]
-        if isinstance(source, Tensor):
-            result = op.surrogate(call, source, total, place, *others)
-            return [(result, grad.to(result.dtype).reshape(result.shape))] if result.requires_grad else []
-        tile = run.read(call.node.inputs[0].value, step.box).detach().to(dtype).requires_grad_()
-        result = op.surrogate(call, tile, total, place, *others)
-        seed = grad.to(result.dtype).reshape(result.shape)
-        if not others:
-            return [(source, torch.autograd.grad(result, tile, seed)[0])]
-        torch.autograd.backward(result, seed)  # to the others as well, which are leaves
-        assert tile.grad is not None
-        return [(source, tile.grad)]
+        tile = root.detach() if isinstance(root, Tensor) else run.read(value, step.box).detach().to(dtype)
+        root, onto = seeds.get((value, step.box), (root, None))
+        seed = op.gradient(call, tile, run.totals[step.node], grad, place, *others, onto=onto)
+        seeds[value, step.box] = root, seed
 
     def _settle(self, fresh: Sequence[Tensor], seeds: Sequence[Tensor]) -> None:
         """Give away the gradients of what the island read. `fresh`: leaves that got their first gradient here.

@@ -7,6 +7,7 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor
 
+from ..ops.channels import layout_of
 from .stores import Slot, make_store
 
 
@@ -42,10 +43,3 @@ def fetched(slot: Slot, part: Tensor, device: torch.device) -> Tensor:
     if slot.near:
         return part
     return part.clone() if device.type == part.device.type else part.to(device, non_blocking=True)
-
-
-def layout_of(tensor: Tensor) -> torch.memory_format:
-    """channels_last survives. Strides tell it even for a tile of one pixel, which lies in memory like any other."""
-    if tensor.dim() in (4, 5) and tensor.stride(1) == 1 and 1 < tensor.shape[1] <= tensor.stride(-1):
-        return torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
-    return torch.contiguous_format

@@ -1,7 +1,7 @@
-"""Convolution, bias and activation: the activation is made where the convolution's result lies.
+"""A convolution or a norm, and its activation: which is made where the other's result lies.
 
-What a convolution makes is not needed for its backward, and a rectifier's backward needs its own result only. So there
-is one tensor instead of two, and one pass over memory less.
+What these make is not needed for their backward, and a rectifier's backward needs its own result only. So there is one
+tensor instead of two, and one pass over memory less.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from .base import Kernel, first_result
 
 class ConvActivation(Kernel):
     chain = (
-        frozenset({"conv1d", "conv2d", "conv3d", "convolution"}),
+        frozenset({"conv1d", "conv2d", "conv3d", "convolution", "normalize", "batch_norm"}),
         frozenset({"relu", "leaky_relu"}),
     )
 
     def accepts(self, calls: Sequence[Call]) -> bool:
+        if calls[0].attr("training", False):  # of batch norm, which then also writes to its buffers
+            return False
         return calls[1].node.op == "relu" or float(calls[1].attr("negative_slope", 0.01)) > 0
 
     def run(self, calls: Sequence[Call], tiles: Sequence[Sequence[Tensor]], place: Place | None) -> Tensor:

@@ -201,9 +201,10 @@ class Weighted(Op):
 class Reduction(Op):
     """An operator that folds dimensions away, and can do so tile by tile.
 
-    `partial` makes an accumulator from one tile, `combine` joins two, `finish` gives the result. In backward,
-    `surrogate(tile, total)` is a function of the tile whose gradient, seeded with the result's gradient, is the
-    tile's share of the exact gradient. While folding, `Place.out` is the whole result.
+    `partial` makes an accumulator from one tile, `combine` joins two, `finish` gives the result. In backward `gradient`
+    gives the tile's share of the exact gradient; where that is not written out, it is the gradient of
+    `surrogate(tile, total)`, a function of the tile, seeded with the result's. While folding, `Place.out` is the whole
+    result.
     """
 
     binned: ClassVar[bool] = False  # local as well, but better folded where only a head follows
@@ -230,6 +231,24 @@ class Reduction(Op):
 
     def surrogate(self, call: Call, tile: Tensor, total: tuple[Tensor, ...], place: Place, *others: Tensor) -> Tensor:
         return self.finish(call, self.partial(call, tile, place, *others))
+
+    def gradient(
+        self,
+        call: Call,
+        tile: Tensor,
+        total: tuple[Tensor, ...],
+        grad: Tensor,
+        place: Place,
+        *others: Tensor,
+        onto: Tensor | None = None,
+    ) -> Tensor:
+        """The tile's gradient from the result's (`grad`), added to `onto`; the others' goes where autograd leads it."""
+        leaf = tile.detach().requires_grad_()
+        with torch.enable_grad():
+            result = self.surrogate(call, leaf, total, place, *others)
+            torch.autograd.backward(result, grad.to(result.dtype).reshape(result.shape))
+        assert leaf.grad is not None
+        return leaf.grad if onto is None else leaf.grad + onto
 
 
 def whole(shape: Sequence[int]) -> tuple[Read, ...]:

@@ -1,20 +1,24 @@
 """Batch, group and instance normalisation, by statistics that may need the whole image.
 
-With given statistics a normalisation is pointwise. Statistics over tiled axes become a reduction (`moments`) and a
-pointwise `normalize`, so that the image is streamed once for the statistics and again to use them.
+With given statistics a normalisation is pointwise. Statistics of the image itself become a reduction (`moments`) and a
+pointwise `normalize`, so that the image is streamed once for the statistics and again to use them. Both know their own
+gradients, in as many passes over the image as plain PyTorch makes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from math import prod
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import Function
 
 from ..ir import Build, TensorType
 from .base import Call, Op, Place, Read, Reads, Reduction, Sample, Weighted, along, pointwise, whole
+from .channels import LOW, affine, sums
 from .registry import op
 
 
@@ -26,16 +30,25 @@ class Norm(Weighted):
     flops_each = 4.0
 
     def lower(self, call: Call, build: Build, tiled: Collection[int]) -> str | None:
+        x, rank = call.node.inputs[0].value, len(call.inputs[0].shape)
+        affine = [(a, v) for a in ("weight", "bias") if (v := call.arg(a)) is not None]
         if call.node.op == "group_norm":
-            return _lower_group(call, build)
-        trained = call.attr("training", call.attr("use_input_stats", False))
-        if not trained:
+            stats = emit_moments(build, x, range(1, rank), call.attr("num_groups"))
+        elif call.attr("training", call.attr("use_input_stats", False)):
+            over = [d for d in range(rank) if d != 1 and (d or call.node.op == "batch_norm")]
+            stats = emit_moments(build, x, over)
+            _update_running(call, build, stats, over)
+        else:
             return None
-        rank = len(call.inputs[0].shape)
-        over = [d for d in range(rank) if d != 1 and (d or call.node.op == "batch_norm")]
-        stats = emit_moments(build, call.node.inputs[0].value, over)
-        _update_running(call, build, stats, over)
-        return _normalize(build, call, call.node.inputs[0].value, stats, _affine(call))
+        attrs = {"eps": call.attr("eps", 1e-5)}
+        return build.emit("normalize", [("self", x), ("stats", stats), *affine], build.type(x), attrs)
+
+    def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
+        """With given statistics: others are made apart."""
+        mean, var = (tiles[call.index[name]] for name in self.remembers)
+        wide = torch.float32 if mean.dtype in LOW else mean.dtype
+        stats = torch.stack([mean, var]).to(wide).view(2, 1, -1, *(1 for _ in tiles[0].shape[2:]))
+        return _normalized(call, tiles, stats)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -46,34 +59,14 @@ class Norm(Weighted):
         yield Sample(lambda x: F.instance_norm(x), (image,), "instance")
 
 
-def emit_moments(build: Build, x: str, over: Sequence[int]) -> str:
-    """Mean and variance over these dimensions; of half precision they are single."""
-    kept = tuple(1 if d in over else n for d, n in enumerate(build.type(x).shape))
-    return build.emit("moments", [("self", x)], TensorType((2, *kept), _wide(build.type(x).dtype)), {"dim": list(over)})
-
-
-def _wide(dtype: str) -> str:
-    return "float32" if dtype in ("float16", "bfloat16") else dtype
-
-
-def _normalize(build: Build, call: Call, x: str, stats: str, affine: Sequence[tuple[str, str]] = ()) -> str:
-    attrs = {"eps": call.attr("eps", 1e-5), "channel": 1}
-    return build.emit("normalize", [("self", x), ("stats", stats), *affine], build.type(x), attrs)
-
-
-def _affine(call: Call) -> list[tuple[str, str]]:
-    return [(a, v) for a in ("weight", "bias") if (v := call.arg(a)) is not None]
-
-
-def _lower_group(call: Call, build: Build) -> str:
-    x, shape, groups = call.node.inputs[0].value, call.inputs[0].shape, call.attr("num_groups")
-    split = TensorType((shape[0], groups, shape[1] // groups, *shape[2:]), call.inputs[0].dtype)
-    viewed = build.emit("view", [("self", x)], split, {"size": list(split.shape)}, "aten.view.default")
-    stats = emit_moments(build, viewed, range(2, len(split.shape)))
-    plain = _normalize(build, call, viewed, stats)
-    back = build.emit("view", [("self", plain)], call.out, {"size": list(shape)}, "aten.view.default")
-    affine = _affine(call)
-    return build.emit("per_channel", [("self", back), *affine], call.out, {"channel": 1}) if affine else back
+def emit_moments(build: Build, x: str, over: Sequence[int], groups: int = 1) -> str:
+    """Mean and variance over these dimensions, for groups of channels; of half precision they are single."""
+    kept = [1 if d in over else n for d, n in enumerate(build.type(x).shape)]
+    if 1 in over:
+        kept[1] = groups
+    dtype = build.type(x).dtype
+    wide = "float32" if dtype in ("float16", "bfloat16") else dtype
+    return build.emit("moments", [("self", x)], TensorType((2, *kept), wide), {"dim": list(over), "groups": groups})
 
 
 def _update_running(call: Call, build: Build, stats: str, over: Sequence[int]) -> None:
@@ -99,15 +92,23 @@ class Moments(Reduction):
         return (tuple(Read(None if r.dim is None else r.dim + 1, r.window) for r in reads),)
 
     def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
-        return self.finish(call, self.partial(call, tiles[0], place))
+        found: Tensor = _OfOneTile.apply(tiles[0], self, call, place)  # type: ignore[no-untyped-call]
+        return found
 
     def partial(self, call: Call, tile: Tensor, place: Place, *others: Tensor) -> tuple[Tensor, ...]:
-        x = tile.to(torch.float32) if tile.dtype in (torch.float16, torch.bfloat16) else tile
-        over = call.dims()
+        over, groups = call.dims(), call.attr("groups", 1)
+        if groups > 1:
+            tile, over = _split(tile, 1, groups), list(range(2, tile.dim() + 1))
         count = prod(tile.shape[d] for d in over)
-        mean = x.sum(over, keepdim=True) / max(1, count)
-        square = (x - mean).square().sum(over, keepdim=True)
-        return torch.full_like(mean, count), mean, square
+        wide = torch.float32 if tile.dtype in LOW else tile.dtype
+        if tile.is_cuda and count:  # one pass; a CPU is faster with three
+            var, mean = torch.var_mean(tile.to(wide), over, correction=0, keepdim=True)
+            square = var * count
+        else:
+            mean = tile.sum(over, keepdim=True, dtype=wide) / max(1, count)
+            square = (tile - mean).square_().sum(over, keepdim=True)
+        found = torch.full_like(mean, count), mean, square
+        return found if groups == 1 else tuple(t.squeeze(2) for t in found)
 
     def combine(self, call: Call, a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         (na, mean_a, sq_a), (nb, mean_b, sq_b) = a, b
@@ -120,12 +121,50 @@ class Moments(Reduction):
         count, mean, square = total
         return torch.stack([mean, square / count])
 
-    def surrogate(self, call: Call, tile: Tensor, total: tuple[Tensor, ...], place: Place, *others: Tensor) -> Tensor:
-        count, mean, _ = (t.detach() for t in total)
-        x = tile.to(mean.dtype)
-        over = call.dims()
-        # The variance's own dependence on the mean vanishes: the deviations sum to zero.
-        return torch.stack([x.sum(over, keepdim=True) / count, (x - mean).square().sum(over, keepdim=True) / count])
+    def gradient(
+        self,
+        call: Call,
+        tile: Tensor,
+        total: tuple[Tensor, ...],
+        grad: Tensor,
+        place: Place,
+        *others: Tensor,
+        onto: Tensor | None = None,
+    ) -> Tensor:
+        """The variance's own dependence on the mean vanishes: the deviations sum to zero."""
+        count, mean, _ = total
+        shift, scale = grad.view(2, *mean.shape).to(mean.dtype) / count
+        shift, scale, mean = _ungrouped(tile, shift, 2 * scale, mean)
+        return affine(tile, scale, shift, mean, onto)
+
+
+def _split(x: Tensor, dim: int, groups: int) -> Tensor:
+    return x.view(*x.shape[:dim], groups, x.shape[dim] // groups, *x.shape[dim + 1 :])
+
+
+def _ungrouped(x: Tensor, *numbers: Tensor) -> tuple[Tensor, ...]:
+    """Of groups as of channels."""
+    groups = numbers[0].shape[1] if x.dim() > 1 else 1
+    if groups in (1, x.shape[1]):
+        return numbers
+    return tuple(t.repeat_interleave(x.shape[1] // groups, 1) for t in numbers)
+
+
+class _OfOneTile(Function):
+    """A reduction of which one tile has everything."""
+
+    @staticmethod
+    def forward(ctx: Any, tile: Tensor, op: Moments, call: Call, place: Place) -> Tensor:
+        total = op.partial(call, tile, place)
+        ctx.save_for_backward(tile, *total)
+        ctx.known = op, call, place
+        return op.finish(call, total)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        tile, *total = ctx.saved_tensors
+        op, call, place = ctx.known
+        return op.gradient(call, tile, tuple(total), grad, place), None, None, None
 
 
 @op("normalize")
@@ -142,34 +181,57 @@ class Normalize(Op):
         return (data, (whole(call.inputs[1].shape)[0], *stats), *rest)
 
     def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
-        x, stats = tiles[0], tiles[1]
-        weight, bias = (tiles[call.index[a]] if a in call.index else None for a in ("weight", "bias"))
-        mean, var = stats[0], stats[1]
-        scale = torch.rsqrt(var + call.attr("eps"))
-        if weight is not None:
-            scale = scale * _on_channel(weight, call).to(scale.dtype)
-        centred = x.to(mean.dtype) - mean
-        if bias is None:
-            return (centred * scale).to(x.dtype)
-        return torch.addcmul(_on_channel(bias, call).to(mean.dtype), centred, scale).to(x.dtype)
+        return _normalized(call, tiles, tiles[1])
 
 
-def _on_channel(weight: Tensor, call: Call) -> Tensor:
-    rank, channel = len(call.out.shape), call.attr("channel")
-    return weight.view(-1, *(1 for _ in range(rank - channel - 1)))
+def _normalized(call: Call, tiles: Sequence[Tensor], stats: Tensor) -> Tensor:
+    weight, bias = (tiles[call.index[a]] if a in call.index else None for a in ("weight", "bias"))
+    found: Tensor = _Normalized.apply(tiles[0], stats, weight, bias, call.attr("eps", 1e-5))  # type: ignore[no-untyped-call]
+    return found
 
 
-@op("per_channel")
-class PerChannel(Weighted):
-    """`x * weight + bias`, one of each per channel."""
+class _Normalized(Function):
+    """One pass over the image, and one in backward, and one more for gradients of anything else than the image."""
 
-    def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
-        x = tiles[0]
-        weight, bias = (tiles[call.index[a]] if a in call.index else None for a in ("weight", "bias"))
-        if weight is not None:
-            x = x * _on_channel(weight, call)
-        x = x if bias is None else x + _on_channel(bias, call)
-        return x.to(tiles[0].dtype)
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, stats: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+        ctx.save_for_backward(x, stats, weight)
+        ctx.eps, ctx.bias = eps, None if bias is None else bias.dtype
+        mean, _, scale = _scales(x, stats, weight, eps)
+        return affine(x, scale, None if bias is None else _on_channel(bias, x, mean.dtype), mean)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, stats, weight = ctx.saved_tensors
+        mean, root, scale = _scales(x, stats, weight, ctx.eps)
+        of_x = affine(grad, scale) if ctx.needs_input_grad[0] else None
+        of_stats = of_weight = of_bias = None
+        if any(ctx.needs_input_grad[1:]):
+            total, along = sums(x, mean, grad)
+            if ctx.needs_input_grad[1]:
+                of_stats = _of_groups(torch.stack([total * scale, along * scale * root.square() / 2]).neg_(), stats)
+            if weight is not None:
+                of_weight = (along * root).sum(0).view(-1).to(weight.dtype)
+            if ctx.bias is not None:
+                of_bias = total.sum(0).view(-1).to(ctx.bias)
+        return of_x, of_stats, of_weight, of_bias, None
+
+
+def _of_groups(each: Tensor, stats: Tensor) -> Tensor:
+    """Gradients of the numbers of channels as those of the statistics."""
+    groups = stats.shape[2]
+    return (each if groups == each.shape[2] else _split(each, 2, groups).sum(3)).sum_to_size(stats.shape)
+
+
+def _scales(x: Tensor, stats: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean, one over the deviation, and what the image is multiplied with."""
+    mean, var = stats.unbind()
+    mean, root = _ungrouped(x, mean, torch.rsqrt(var + eps))
+    return mean, root, root if weight is None else root * _on_channel(weight, x, root.dtype)
+
+
+def _on_channel(weight: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
+    return weight.to(dtype).view(1, -1, *(1 for _ in x.shape[2:]))
 
 
 @op("running_stat")

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from ..ir import Build
 from .base import Call, Op, Place, Reads, Reduction, Sample, along, pointwise
+from .channels import LOW
 from .norm import emit_moments
 from .registry import op
-
-LOW = (torch.float16, torch.bfloat16)
 
 
 def _keep(call: Call) -> bool:
@@ -42,6 +41,22 @@ class SumOp(_Along, Reduction):
         if call.node.op == "mean":
             result = result / prod(call.inputs[0].shape[d] for d in call.dims())
         return result.to(getattr(torch, call.out.dtype))
+
+    def gradient(
+        self,
+        call: Call,
+        tile: Tensor,
+        total: tuple[Tensor, ...],
+        grad: Tensor,
+        place: Place,
+        *others: Tensor,
+        onto: Tensor | None = None,
+    ) -> Tensor:
+        kept = [1 if d in call.dims() else n for d, n in enumerate(tile.shape)]
+        if call.node.op == "mean":
+            grad = grad / prod(call.inputs[0].shape[d] for d in call.dims())
+        share = grad.to(tile.dtype).reshape(kept).expand(tile.shape)
+        return share if onto is None else onto + share
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

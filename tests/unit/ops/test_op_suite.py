@@ -25,7 +25,7 @@ from tilegrad.ops import Call, Op, Place, Reduction, Sample, aten, find, registe
 from tilegrad.region import Box, Interval, cuts_of_count, tiles
 
 # Made by lowering only, so no sample can call them; they are reached through the operators they come from.
-INTERNAL = {"moments", "normalize", "per_channel", "running_stat", "spread_of", "class_weight"}
+INTERNAL = {"moments", "normalize", "running_stat", "spread_of", "class_weight"}
 IMPORTED = {"add_relu", "add_sigmoid", "add_tanh"}  # other frameworks' operators: tested in test_fused.py
 # Names of torch that capture does not give with these samples: they are kept for other versions and other callers.
 UNREACHED = {
@@ -286,10 +286,13 @@ def check_fold(run: Run, node: Node, op: Reduction, call: Call, parts: list[Box]
         return
     whole, share = leaf(x), torch.zeros_like(x)
     (grad,) = gradients(run.whole(node, [whole, *beside]), [whole])
+    seed = integers(tuple(wanted.shape), 7).to(wanted.dtype)
     for box, place, more in zip(parts, places, others, strict=True):
-        tile = leaf(x[box.slices])
-        (part,) = gradients(op.surrogate(call, tile, total, place, *more).reshape(wanted.shape), [tile])
+        part = op.gradient(call, x[box.slices], total, seed, place, *more)
+        assert part.shape == box.shape and part.dtype == x.dtype
         share[box.slices] += part
+        onto = torch.rand(box.shape, dtype=x.dtype)
+        assert close(op.gradient(call, x[box.slices], total, seed, place, *more, onto=onto), part + onto, exact=False)
     assert grad is not None and close(share, grad, exact=False), node.describe()
 
 

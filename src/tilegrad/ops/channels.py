@@ -1,0 +1,105 @@
+"""Arithmetic on images whose channels have numbers of their own (statistics, scales), in few passes.
+
+Numbers are broadcast: [1 or samples, channels, 1, …]. They are single where images are of half precision; then torch's
+kernels of batch norm, which take both, do what else were casts and temporary images.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from math import prod
+
+import torch
+from torch import Tensor
+
+LOW = (torch.float16, torch.bfloat16)
+
+
+def affine(
+    x: Tensor, scale: Tensor, shift: Tensor | None = None, mean: Tensor | None = None, onto: Tensor | None = None
+) -> Tensor:
+    """`(x - mean) * scale + shift + onto`, where whatever is None is zero."""
+    if x.dtype in LOW:
+        found = _by_kernel(x, scale, shift, mean)
+        return found if onto is None else found.add_(onto)
+    if mean is not None:
+        shift = -mean * scale if shift is None else torch.addcmul(shift, mean, scale, value=-1)
+    if onto is not None:
+        found = torch.addcmul(onto, x, scale)
+        return found if shift is None else found.add_(shift)
+    if shift is None:
+        return x * scale
+    if x.is_cuda or layout_of(x) != torch.contiguous_format:
+        return torch.addcmul(shift, x, scale)
+    if x.is_contiguous():
+        return _by_kernel(x, scale, shift, None)
+    return (x * scale).add_(shift)  # for a CPU this is faster than a copy in one piece, or one number for a whole row
+
+
+def sums(x: Tensor, mean: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Of `grad` and of `grad * (x - mean)` per sample (or over all) and channel."""
+    rows = _Rows(x, mean)
+    at, one, laid = rows.spread(mean), mean.new_ones(rows.count), (rows.lay(grad), rows.lay(x))
+    if x.is_meta or not x.numel():  # torch's rule for tensors without data makes an image that the kernel does not
+        return rows.gather(torch.zeros_like(one)), rows.gather(torch.zeros_like(one))
+    backward = torch.ops.aten.native_batch_norm_backward
+    of = backward(*laid, one, at, one, at, one, False, 0.0, [False, True, True])
+    return rows.gather(of[2]), rows.gather(of[1])
+
+
+def _by_kernel(x: Tensor, scale: Tensor, shift: Tensor | None, mean: Tensor | None) -> Tensor:
+    if not x.numel() or any(n != 1 for n in scale.shape[2:]):
+        found = (x if mean is None else x - mean) * scale
+        return (found if shift is None else found + shift).to(x.dtype)
+    rows = _Rows(x, scale)
+    one = scale.new_ones(rows.count)
+    at = torch.zeros_like(one) if mean is None else rows.spread(mean)
+    by = None if shift is None else rows.spread(shift)
+    found = torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=rows.layout)
+    laid = rows.lay(x), rows.spread(scale), by, at, one
+    if not x.is_meta:  # into a tensor that is no view of another, so that an activation may be made where it lies
+        out = {"out": rows.lay(found), "save_mean": scale.new_empty(0), "save_invstd": scale.new_empty(0)}
+        torch.ops.aten.native_batch_norm.out(*laid, False, 0.0, 0.0, **out)
+    return found.contiguous(memory_format=layout_of(x))
+
+
+class _Rows:
+    """An image as rows with one number each, for kernels that want every row in one piece of memory: its channels as
+    they lie, or those of each sample, which a GPU, that has one worker for each, gets in parts."""
+
+    def __init__(self, x: Tensor, numbers: Tensor):
+        samples, channels, length = x.shape[0], x.shape[1], prod(x.shape[2:])
+        self.rank, self.layout = x.dim(), layout_of(x)
+        self.counts, self.shape = (1, channels, 1), tuple(x.shape)
+        if len(numbers) == samples != 1 or (x.dim() > 2 and self.layout == torch.contiguous_format):
+            parts = max(1, length // _part(length)) if x.is_cuda else 1
+            self.layout = torch.contiguous_format
+            self.counts, self.shape = (samples, channels, parts), (1, samples * channels * parts, length // parts)
+        self.count = prod(self.counts)
+
+    def lay(self, x: Tensor) -> Tensor:
+        return x.contiguous(memory_format=self.layout).view(self.shape)
+
+    def spread(self, numbers: Tensor) -> Tensor:
+        """Each row's number, in memory of its own: kernels do not ask for strides."""
+        if numbers.numel() == self.count:
+            return numbers.reshape(-1)
+        return numbers.reshape(*numbers.shape[:2], 1).expand(self.counts).reshape(-1).contiguous()
+
+    def gather(self, found: Tensor) -> Tensor:
+        """Sums of rows as sums of channels."""
+        found = found if self.counts[2] == 1 else found.view(self.counts).sum(2)
+        return found.view(*self.counts[:2], *(1 for _ in range(self.rank - 2)))
+
+
+@cache
+def _part(length: int) -> int:
+    """A divisor that is large enough to be worth a worker, and small enough for many of them."""
+    return next((n for n in (*range(4096, 65537), *range(4095, 255, -1)) if length % n == 0), max(1, length))
+
+
+def layout_of(tensor: Tensor) -> torch.memory_format:
+    """channels_last survives. Strides tell it even for a tile of one pixel, which lies in memory like any other."""
+    if tensor.dim() in (4, 5) and tensor.stride(1) == 1 and 1 < tensor.shape[1] <= tensor.stride(-1):
+        return torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
+    return torch.contiguous_format
