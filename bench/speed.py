@@ -19,10 +19,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from engine import in_turns, step
 from torch import Tensor, nn
 
 import tilegrad
+from engine import in_turns, step
 from tilegrad import models
 from tilegrad.testing import PeakBytes
 

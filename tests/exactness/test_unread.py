@@ -42,8 +42,8 @@ class Count(TorchDispatchMode):
 
 @pytest.mark.parametrize(
     "options",
-    [{"dims": 1}, {"dims": 2}, {"dims": 3}, {"dims": 2, "groups": 2}, {"dims": 2, "stride": 2}, {"dims": 2, "dilation": 2},
-     {"dims": 2, "bias": False}],
+    [{"dims": 1}, {"dims": 2}, {"dims": 3}, {"dims": 2, "groups": 2}, {"dims": 2, "stride": 2},
+     {"dims": 2, "dilation": 2}, {"dims": 2, "bias": False}],
     ids=str,
 )  # fmt: skip
 @pytest.mark.parametrize("mode", ["auto", "stream", "scatter", "gather"])

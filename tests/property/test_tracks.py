@@ -5,7 +5,20 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilegrad.region import EMPTY, Adaptive, Chain, Crop, Interval, Mirror, Repeat, Slide, Spread, Track, Window, read_all
+from tilegrad.region import (
+    EMPTY,
+    Adaptive,
+    Chain,
+    Crop,
+    Interval,
+    Mirror,
+    Repeat,
+    Slide,
+    Spread,
+    Track,
+    Window,
+    read_all,
+)
 
 small = st.integers(1, 5)
 spans = st.tuples(st.integers(0, 30), st.integers(0, 12)).map(lambda p: Interval(p[0], p[0] + p[1]))

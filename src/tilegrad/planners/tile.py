@@ -1,8 +1,8 @@
 """Find the tiles that fit a memory budget in the least predicted time.
 
-Samples, rows of a sample, columns, all axes of its image; few tiles to many, in multiples of the network's total stride;
-seams carried or where they cost least: all are weighed in closed form, and as many of the last tiles are kept as there
-is room for. The fastest that should fit is rehearsed; what that teaches counts for the next.
+Samples, the longest axis of a sample, all axes of its image; few tiles to many, in multiples of the network's total
+stride; seams carried or where they cost least: all are weighed in closed form, with as many of the last tiles kept as
+there is room for. The fastest that should fit is rehearsed; what that teaches counts for the next.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from .peak import PeakBytes
 
 
 def plain_bytes(module: nn.Module, args: Any, kwargs: Any, *, train: bool) -> int:
-    """What plain PyTorch allocates in one step of `module`, found by running it on tensors without data: such as know of
-    no device, which is quick, or where the module asks for one, such as claim to be on the CPU."""
+    """What plain PyTorch allocates in one step of `module`, found by running it on tensors without data: such as know
+    of no device, which is quick, or where the module asks for one, such as claim to be on the CPU."""
     try:
         return _rehearsed(module, args, kwargs, train, "meta")
     except (RuntimeError, NotImplementedError, TypeError, ValueError):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from ...bounds import Axes, Cuts, Line, Spans, Tiling, check_axes, tile_line
 from ...errors import GridError
 from ...ir import Graph
@@ -146,9 +148,7 @@ class _Tiles:
         found: Cuts = part.known[key]  # type: ignore[assignment]
         return found
 
-    def _spans(
-        self, part: UncutPhase, line: Line, mode: str, cuts: Cuts, carried: Collection[str] | None
-    ) -> Spans:
+    def _spans(self, part: UncutPhase, line: Line, mode: str, cuts: Cuts, carried: Collection[str] | None) -> Spans:
         kept = carried if carried is None else frozenset(carried)
         key = ("spans", line.axis, mode, self.shares[line.axis], kept)
         if key not in part.known:
@@ -163,7 +163,8 @@ def _level(graph: Graph, line: Line, cuts: dict[str, tuple[int, ...]], count: in
 
     def heaviest(found: Cuts) -> float:
         held = tile_line(line, "stream", found).held
-        return float(sum(graph.type(v).bytes / line.sizes[v] * held[v].sizes for v, _ in line.steps).max())
+        sizes = [graph.type(v).bytes / line.sizes[v] * held[v].sizes for v, _ in line.steps]
+        return float(np.sum(sizes, axis=0).max())
 
     ahead = tile_line(line, "stream", cuts).own
     lag = max((ahead[v][0].hi / line.sizes[v] for v in line.sizes), default=0.0) - 1.0 / count

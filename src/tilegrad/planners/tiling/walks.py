@@ -32,7 +32,9 @@ class UncutPhase:
     whole: tuple[str, ...]
     loose: frozenset[tuple[str, int]]  # (node, input) that is read whole although it lies on the axes
     lines: Mapping[str, Line] = field(repr=False)
-    known: dict[object, object] = field(default_factory=dict, repr=False, compare=False)  # what was found out along them
+    known: dict[object, object] = field(
+        default_factory=dict, repr=False, compare=False
+    )  # what was found out along them
 
 
 @dataclass

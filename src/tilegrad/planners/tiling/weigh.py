@@ -9,7 +9,7 @@ This is for choosing. What is chosen is rehearsed, and the rehearsal is what a p
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -226,7 +226,9 @@ class Scale:
             if self.train:
                 if phase.backward is not phase.forward:
                     bytes_ = whole * self._tiles(phase, phase.backward)[0]
-                most = np.maximum((table.graded @ bytes_).max(0, initial=0.0), (table.back @ bytes_).max(0, initial=0.0))
+                most = np.maximum(
+                    (table.graded @ bytes_).max(0, initial=0.0), (table.back @ bytes_).max(0, initial=0.0)
+                )
                 peak = max(peak, after[at] + halos + float(most.max(initial=0.0)))
                 seconds += once + backward + 2 * link
                 saved = table.saved @ bytes_
@@ -239,7 +241,7 @@ class Scale:
 
     def floor(self, phases: Sequence[TilePhase], storage: str) -> float:
         """What is there between phases: no tiles of these walks need less."""
-        return max((float(each.max(initial=0.0)) for each in self._held_between(phases, storage == Storage.DEVICE)))
+        return max(float(each.max(initial=0.0)) for each in self._held_between(phases, storage == Storage.DEVICE))
 
     def _tiles(self, phase: TilePhase, tiling: Tiling | None) -> tuple[Sizes, NDArray[np.int64]]:
         """Of each memory the share that a tile holds: a column for each kind of tile; and which kind each tile is."""
@@ -261,11 +263,12 @@ class Scale:
 
     def _halos(self, phase: TilePhase) -> float:
         """All that tiles hand on: what they hold beyond what they make."""
-        tiling, total = phase.forward, 0.0
-        for node in tiling.nodes if tiling is not None and tiling.mode == "stream" else ():
-            name = node.outputs[0]
-            total += self.graph.type(name).bytes * (_whole(tiling, name, "held") - _whole(tiling, name, "own"))
-        return total
+        tiling = phase.forward
+        if tiling is None or tiling.mode != "stream":
+            return 0.0
+        names = [node.outputs[0] for node in tiling.nodes]
+        beyond = (_whole(tiling, name, "held") - _whole(tiling, name, "own") for name in names)
+        return sum(self.graph.type(name).bytes * share for name, share in zip(names, beyond, strict=True))
 
     def _held_between(self, phases: Sequence[TilePhase], near: bool) -> tuple[Sizes, Sizes]:
         """What is there besides tiles and halos while each phase runs, forward and backward."""
