@@ -64,9 +64,11 @@ class Conv(Op):
             x = F.pad(x, [p for pair in reversed(explicit) for p in pair])
         stride, dilation = [s.stride for s in slides], [s.dilation for s in slides]
         if place.unread:
-            rest = (place.out.shape, stride, padding, dilation, call.attr("groups", 1))
-            found: Tensor = UnreadConv.apply(x, weight, bias, *rest)  # type: ignore[no-untyped-call]
-            return found
+            batch = x if x.dim() > axes + 1 else x[None]
+            shape = (*batch.shape[:1], *place.out.shape[-axes - 1 :])
+            rest = (stride, padding, dilation, call.attr("groups", 1))
+            found: Tensor = UnreadConv.apply(batch, weight, bias, shape, *rest)  # type: ignore[no-untyped-call]
+            return found if batch is x else found[0]
         return CONV[axes - 1](x, weight, bias, stride, padding, dilation, call.attr("groups", 1))
 
     @classmethod

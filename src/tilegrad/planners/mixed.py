@@ -8,23 +8,25 @@ than streaming all.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import islice
 
-from ..bounds import label_axes, lower_graph
-from ..errors import GridError
+from ..bounds import lower_graph
 from ..ir import Graph, Kind, Node, Value
-from ..schedule import Free, Island, Schedule, Storage, fuse
+from ..schedule import Free, Island, Schedule, Storage, TilePhase, fuse
 from ..sim.predict import predict
 from ..sim.training import training_graph
 from .problem import Effort, Planner, Problem, Proposal, TrainingStep
 from .recompute import schedule_reruns
 from .tile import axis_lengths, total_stride
-from .tiling import plan_tiles
+from .tiling import Scale, Walks, Weight, cut_tiles, make_schedule
 
 MUCH = 1.1  # times plain: from here on a mix of tiles and whole nodes is worth a search
 SHARES = (0.4, 0.6, 0.8, 0.95)  # of all activations' bytes that the tiled stretch makes
 COUNTS = (4, 16)  # tiles
 MOST_WALKS = 3
+TRIED = 3  # of those that should fit
+AGAIN = 1.3  # times the rest's time, where it has to be run again in part
 QUICK = Effort().part(4)
 
 
@@ -33,22 +35,13 @@ class Mixed(Planner):
     effort = 4
 
     def propose(self, problem: Problem) -> Iterator[Proposal]:
-        """For each cut the fewest tiles that fit, the rest kept or, if that does not fit, partly run again."""
+        """Every stretch in few tiles and in many, the rest kept or, if that does not fit, partly run again: all are
+        weighed, and the fastest of those that should fit is taken."""
         if problem.network is None or problem.tiles is None or not problem.tiles.axes:
             return
-        for inner, rest in _cuts(problem.network):
-            step, lowered = None, lower_graph(inner)
-            for count in COUNTS:
-                try:
-                    tiles = _tiles(lowered, problem.tiles.axes[0], count)
-                except GridError:  # no axis to cut, or nothing gained by it
-                    break
-                step = step or _rest_step(problem, lowered, rest)
-                words = f"the first {len(inner.nodes)} nodes in {count} tiles along {problem.tiles.axes[0]}"
-                found = _propose(problem, tiles, step, rest, words)
-                if found is not None:
-                    yield found
-                    break
+        options = sorted((o for pair in _cuts(problem.network) for o in _options(problem, *pair)), key=_seconds)
+        found = (_propose(problem, option) for option in options[:TRIED])
+        yield from islice((proposal for proposal in found if proposal is not None), 1)
 
     def fastest_s(self, problem: Problem) -> float:
         """It takes a search, for what little there is to gain beside a plan that costs next to nothing."""
@@ -69,41 +62,70 @@ def _cuts(graph: Graph) -> list[tuple[Graph, Graph]]:
     return list(found.values())
 
 
-def _rest_step(problem: Problem, lowered: Graph, rest: Graph) -> TrainingStep:
-    """What follows the stretch, once for all numbers of tiles."""
-    graded = [name for name in (*problem.graded, *lowered.outputs) if name in rest.value]
-    return TrainingStep(training_graph(rest, graded), problem.machine, QUICK)
+@dataclass(frozen=True)
+class _Mix:
+    """A stretch in tiles and the rest."""
+
+    phases: tuple[TilePhase, ...]
+    weight: Weight
+    step: TrainingStep  # of the rest
+    rest: Graph
+    budget: int
+    words: str
+
+    @property
+    def held(self) -> float:
+        """By the tiles while the rest runs, besides what the rest reads; about."""
+        (crossing,) = self.phases[0].graph.outputs
+        return self.weight.stored_bytes - self.phases[0].graph.type(crossing).bytes
+
+    @property
+    def keeps(self) -> bool:
+        return self.step.keep.peak_bytes + self.held <= self.budget
 
 
-def _propose(problem: Problem, tiles: Schedule, step: TrainingStep, rest: Graph, words: str) -> Proposal | None:
+def _seconds(mix: _Mix) -> float:
+    """About: what does not fit is run again."""
+    return mix.weight.seconds + mix.step.keep.time_s * (1.0 if mix.keeps else AGAIN)
+
+
+def _options(problem: Problem, inner: Graph, rest: Graph) -> Iterator[_Mix]:
+    """The numbers of tiles with which a stretch should fit. One that falls into many phases keeps what lies between
+    them: nothing is gained."""
+    assert problem.tiles is not None
+    lowered, axis = lower_graph(inner), problem.tiles.axes[0]
+    walks, graded = Walks(lowered), [name for name in problem.graded if name in lowered.value]
+    if axis not in {a for dims in walks.axes.dims.values() for a in dims}:
+        return
+    scale = Scale(lowered, graded, True, problem.machine)
+    step: TrainingStep | None = None
+    unit, length = total_stride(lowered, (axis,)), axis_lengths(lowered, (axis,))[axis]
+    for count in COUNTS:
+        phases = cut_tiles(walks, "stream", {axis: -(-length // (count * unit)) * unit}, problem.machine)
+        weight = scale.weigh(phases)
+        need = weight.total_bytes - sum(lowered.type(name).bytes for name in lowered.outputs)  # which the rest frees
+        if sum(phase.tiled for phase in phases) > MOST_WALKS or need > problem.budget:
+            continue
+        crossing = [name for name in (*problem.graded, *lowered.outputs) if name in rest.value]
+        step = step or TrainingStep(training_graph(rest, crossing), problem.machine, QUICK)
+        words = f"the first {len(inner.nodes)} nodes in {count} tiles along {axis}"
+        yield _Mix(phases, weight, step, rest, problem.budget, words)
+
+
+def _propose(problem: Problem, mix: _Mix) -> Proposal | None:
     assert problem.network is not None
-    lowered = tiles.graph
-    (crossing,) = lowered.outputs
-    alone = predict(tiles, [name for name in problem.graded if name in lowered.value])
-    assert alone.memory is not None
-    held = alone.memory.device[tiles.turn] - alone.memory.resident_bytes - 2 * lowered.type(crossing).bytes
-    best: Schedule | None = step.keep.schedule
-    if step.keep.peak_bytes > problem.budget - held:
-        best = schedule_reruns(step.reruns, problem.budget - held, QUICK)
+    tiles = make_schedule(mix.phases[0].graph, "stream", mix.phases, Storage.DEVICE, True)
+    best: Schedule | None = mix.step.keep.schedule
+    if not mix.keeps:
+        best = schedule_reruns(mix.step.reruns, int(problem.budget - mix.held), QUICK)
     if best is None:
         return None
-    schedule = join_schedules(tiles, fuse(best, rest), problem.network)
+    schedule = join_schedules(tiles, fuse(best, mix.rest), problem.network)
     prediction = predict(schedule, problem.graded)
     if prediction.total_bytes > problem.budget:
         return None
     how = "the rest whole" if best.mode == "keep" else "the rest partly run again"
-    return Proposal(schedule, f"{words}, {how}", prediction)
-
-
-def _tiles(lowered: Graph, axis: str, count: int) -> Schedule:
-    """Rows. A stretch that falls into many phases keeps what lies between them: nothing is gained."""
-    if axis not in {a for dims in label_axes(lowered).dims.values() for a in dims}:
-        raise GridError(f"this stretch has no axis {axis}")
-    unit, length = total_stride(lowered, (axis,)), axis_lengths(lowered, (axis,))[axis]
-    found = plan_tiles(lowered, "stream", {axis: -(-length // (count * unit)) * unit}, Storage.DEVICE)
-    if sum(phase.tiled for phase in found.phases) > MOST_WALKS:
-        raise GridError("this stretch falls into many phases")
-    return found
+    return Proposal(schedule, f"{mix.words}, {how}", prediction)
 
 
 def cut_graph(graph: Graph, at: int) -> tuple[Graph, Graph] | None:

@@ -16,6 +16,7 @@ from ..bounds import check_axes, label_axes, sort_nodes
 from ..bounds.roles import NodePart
 from ..errors import GridError
 from ..ir import Graph, Kind
+from ..progress import stop
 from ..schedule import Schedule, TilePhase
 from ..sim.clock import measure_time
 from ..sim.machine import CPU, Machine
@@ -201,7 +202,11 @@ def fit_tiles(search: TileSearch, budget: int, storages: Sequence[str]) -> Fit |
             options = [o for family in _families(search, few=few) for o in _weighed(search, family, storage, budget)]
             found = _fastest(search, options, budget)
             if found is not None:
-                return search.dialled(found, budget)
+                try:
+                    return search.dialled(found, budget)
+                except KeyboardInterrupt:
+                    stop()
+                    return found
     return None
 
 

@@ -16,7 +16,7 @@ import tilegrad
 from tilegrad.planners import Effort, Planner, Problem, Proposal, TrainingStep, plan_step, tile
 from tilegrad.planners.recompute import Recompute
 from tilegrad.planners.segments import Segments
-from tilegrad.planners.stages import program
+from tilegrad.planners.stages import model
 from tilegrad.progress import stop
 from tilegrad.sim.machine import CPU
 from training_graphs import chain_graph
@@ -98,7 +98,7 @@ def test_the_solver_ends_with_what_it_has(problem: Problem, monkeypatch: pytest.
             return (True,)
 
     def solve(self: Recompute, problem: Problem) -> Iterator[Proposal]:
-        assert program._run(Solver())
+        assert model._run(Solver())
         yield from Segments().propose(problem)
 
     monkeypatch.setattr(Recompute, "propose", solve)
@@ -112,13 +112,11 @@ def test_tiles_that_were_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.delenv("TILEGRAD_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     net = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Conv2d(4, 4, 3, padding=1), nn.ReLU()))).double()
-    fitted = tile._largest
 
     def impatient(*given: Any) -> None:
-        if fitted(*given) is not None:
-            raise KeyboardInterrupt
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(tile, "_largest", impatient)
+    monkeypatch.setattr(tile.TileSearch, "dialled", impatient)
     plan = tilegrad.tile(net, budget=BUDGET, planner="tile").plan_for(torch.zeros(1, 4, 48, 48).double())
     assert plan.planning is not None and plan.planning.stopped
     assert plan.schedule.predicted["total_bytes"] <= BUDGET

@@ -20,7 +20,7 @@ from math import prod
 from ...bounds import Axes, Cuts, Line, Spans, call_of, tile_line
 from ...ir import Graph, Node
 from ...ops import find
-from ...region import Window
+from ...region import POINT, Window
 from ...schedule import TilePhase
 from ...sim.clock import PYTHON
 from ...sim.machine import CPU, Machine
@@ -62,10 +62,15 @@ class Seams:
         return {axis: tile_line(line, "stream", self.cuts[axis], carried) for axis, line in self.lines.items()}
 
     def wide(self, spans: Mapping[str, Spans], nodes: Sequence[Node]) -> set[str]:
-        """Values of which tiles hold, or compute, more together than there is of them."""
-        names = [node.outputs[0] for node in nodes]
-        lines = self.lines.items()
-        return {n for axis, line in lines for n in names if spans[axis].held[n].total > WIDE * line.sizes[n]}
+        """Values of which tiles hold, or compute, more together than there is of them, and of which a window reads more
+        than one element: what lies between them and the next such value goes with it."""
+        found = set[str]()
+        for axis, line in self.lines.items():
+            readers = line.readers()
+            for name in (node.outputs[0] for node in nodes):
+                if spans[axis].held[name].total > WIDE * line.sizes[name]:
+                    found |= {name} if any(window != POINT for _, window in readers[name]) else set()
+        return found
 
 
 class _Middle:

@@ -39,6 +39,7 @@ class Weight:
     total_bytes: float
     seconds: float
     turn_bytes: float  # when backward begins, besides what records hold
+    stored_bytes: float  # before that, besides what was there at first
     kept_bytes: Sizes = field(repr=False)  # what each tile's record holds, in the order they run, where it could stay
     kept_seconds: float = 0.0  # what that saves, a tile
 
@@ -237,7 +238,8 @@ class Scale:
                     kept.append(saved[kinds])
                     again += once
         records = np.concatenate(kept) if kept else np.zeros(0)
-        return Weight(peak, seconds, turn + halos, records, again / max(1, len(records)))
+        stored = float(before[-1]) - self.outside + halos if phases else 0.0
+        return Weight(peak, seconds, turn + halos, stored, records, again / max(1, len(records)))
 
     def floor(self, phases: Sequence[TilePhase], storage: str) -> float:
         """What is there between phases: no tiles of these walks need less."""
