@@ -143,7 +143,7 @@ def test_the_planner_mixes_where_it_pays() -> None:
     assert mixed.phases and "tiles along h, the rest" in found.chosen.detail
     assert set(mixed.islands) > {phase.name(tile) for phase in mixed.phases for tile in phase.tiles()}
     assert found.chosen.peak_bytes <= budget
-    tiled = tilegrad.tile(net, budget=budget, planner="auto")
+    tiled = tilegrad.tile(net, budget=budget, planner="mixed")
     plan = tiled.plan_for(x)
     assert plan.schedule.predicted["total_bytes"] <= budget
     assert re.search(r"mixed, 1 phases, then \d+ nodes whole\n", str(plan)), str(plan)

@@ -26,7 +26,6 @@ SHARES = (0.4, 0.6, 0.8, 0.95)  # of all activations' bytes that the tiled stret
 COUNTS = (4, 16)  # tiles
 MOST_WALKS = 3
 TRIED = 3  # of those that should fit
-AGAIN = 1.3  # times the rest's time, where it has to be run again in part
 QUICK = Effort().part(4)
 
 
@@ -39,7 +38,7 @@ class Mixed(Planner):
         weighed, and the fastest of those that should fit is taken."""
         if problem.network is None or problem.tiles is None or not problem.tiles.axes:
             return
-        options = sorted((o for pair in _cuts(problem.network) for o in _options(problem, *pair)), key=_seconds)
+        options = sorted((o for pair in _cuts(problem.network) for o in _options(problem, *pair)), key=_worth)
         found = (_propose(problem, option) for option in options[:TRIED])
         yield from islice((proposal for proposal in found if proposal is not None), 1)
 
@@ -83,10 +82,17 @@ class _Mix:
     def keeps(self) -> bool:
         return self.step.keep.peak_bytes + self.held <= self.budget
 
+    @property
+    def fits(self) -> bool:
+        """With as much of the rest run again as it takes?"""
+        return self.keeps or (
+            bool(self.step.stages.backward) and self.step.reruns.least.peak + self.held <= self.budget
+        )
 
-def _seconds(mix: _Mix) -> float:
-    """About: what does not fit is run again."""
-    return mix.weight.seconds + mix.step.keep.time_s * (1.0 if mix.keeps else AGAIN)
+
+def _worth(mix: _Mix) -> tuple[bool, float]:
+    """The rest kept before the rest run again, which may turn out not to fit; then seconds, about."""
+    return not mix.keeps, mix.weight.seconds + mix.step.keep.time_s
 
 
 def _options(problem: Problem, inner: Graph, rest: Graph) -> Iterator[_Mix]:
