@@ -43,13 +43,6 @@ class Norm(Weighted):
         attrs = {"eps": call.attr("eps", 1e-5)}
         return build.emit("normalize", [("self", x), ("stats", stats), *affine], build.type(x), attrs)
 
-    def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
-        """With given statistics: others are made apart."""
-        mean, var = (tiles[call.index[name]] for name in self.remembers)
-        wide = torch.float32 if mean.dtype in LOW else mean.dtype
-        stats = torch.stack([mean, var]).to(wide).view(2, 1, -1, *(1 for _ in tiles[0].shape[2:]))
-        return _normalized(call, tiles, stats)
-
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         image = (2, 4, 5, 6)

@@ -22,11 +22,11 @@ from ...ir import Graph, Node
 from ...ops import find
 from ...region import POINT, Window
 from ...schedule import TilePhase
-from ...sim.clock import PYTHON
+from ...sim.clock import JOIN, PYTHON
 from ...sim.machine import CPU, Machine
 
 RUNS = 4.0  # what is computed twice: forward, again, and about twice that backward
-PASSES = 6.0  # over a tile that is joined: read and written, three times
+PASSES = 6.0 * JOIN  # over a tile that is joined: read and written, three times
 JOINS = 3.0  # calls: forward, again, backward
 WIDE = 2.0  # times the value: from here on what tiles hold of it together is too much
 

@@ -24,7 +24,7 @@ from ...ops import find
 from ...schedule import Storage, TilePhase
 from ...schedule.schedule import backward_uses, forward_uses
 from ...schedule.whole import roots_of
-from ...sim.clock import DENSE, OTHER, PYTHON
+from ...sim.clock import DENSE, JOIN, OTHER, PYTHON
 from ...sim.machine import Machine
 from ...sim.training import training_graph
 from .walks import whole_phase
@@ -316,7 +316,7 @@ class Scale:
             name, size = node.outputs[0], graph.type(node.outputs[0]).bytes
             held = _whole(tiling, name, "held") if tiling is not None and tiling.mode == "stream" else share
             if held > share:
-                copied = 2 * size * held / machine.bytes_per_s + count * call_s
+                copied = JOIN * 2 * size * held / machine.bytes_per_s + count * call_s
                 forward += copied
                 back += copied
                 moved += 2 * size * (held - share)
