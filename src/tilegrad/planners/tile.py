@@ -136,10 +136,11 @@ class TileSearch:
         """The tiles that need least of all that are weighed."""
         if not self.axes:
             return None
-        sizes = [each for few in (True, False) for family in _families(self, few=few) for each in family]
-        options = [self.weigh(self.modes[-1], each, storages[-1]) for each in sizes]
-        least = min(options, key=lambda o: (o.weight.total_bytes, o.weight.seconds), default=None)
-        return self.rehearse(least) if least is not None else None
+        most = [family[-1] for family in _families(self, few=False) if family]
+        sizes = [*(each for family in _families(self, few=True) for each in family), *most]
+        options = [self.weigh(mode, each, storages[-1]) for each in sizes for mode in self.modes]
+        options.sort(key=lambda o: (o.weight.total_bytes, o.weight.seconds))
+        return min((self.rehearse(option) for option in options[:2]), key=_peak, default=None)
 
     def rehearse(self, option: Option) -> Fit:
         mode = "stream" if option.mode == "auto" else option.mode

@@ -17,6 +17,7 @@ from ..schedule import (
     Backward,
     Compute,
     Exchange,
+    Fold,
     Free,
     Island,
     Join,
@@ -34,6 +35,8 @@ from .rehearsal import shape_of
 
 PYTHON = 8.0  # launches: Python around one operator on a box, forward; about the same again backward
 JOIN = 4.0  # times the bytes: a tensor is put together of parts at a quarter of the speed at which one is read
+CALLS = 2.0  # for a halo that is given or received: it is cut out and kept, or found and joined
+FOLDS = 8.0  # calls for a tile's part of a reduction: small numbers, and many of them
 DENSE, OTHER = 2.0, 1.5  # backward against forward: two products instead of one; three tensors moved instead of two
 
 
@@ -147,9 +150,15 @@ class _Counted:
                         size = self.graph.type(value).item_bytes
                         copied = JOIN * ((2 * held.volume if receives else 0) + 2 * sum(h.box.volume for h in gives))
                         spent = self.machine.seconds(0.0, copied * size, self.graph.type(value).dtype)
-                        forward += spent + call_s
-                        back += spent + call_s
+                        spent += CALLS * call_s * (len(receives) + len(gives))
+                        forward += spent
+                        back += spent
                         moved += sum(h.box.volume for h in (*receives, *gives)) * size if self.far else 0
+                    case Fold(node=name, box=box):
+                        value = self.graph.node[name].reads[0]
+                        spent = self.machine.seconds(0.0, 2 * box.volume * self.graph.type(value).item_bytes)
+                        forward += spent + FOLDS * call_s
+                        back += 2 * spent + FOLDS * call_s
                     case Load(value=value, box=box) | Store(value=value, box=box):
                         if self.far and self.graph.value[value].kind.computed and len(box) > 2:
                             moved += box.volume * self.graph.type(value).item_bytes

@@ -22,12 +22,12 @@ from ...ir import Graph, Node
 from ...ops import find
 from ...region import POINT, Window
 from ...schedule import TilePhase
-from ...sim.clock import JOIN, PYTHON
+from ...sim.clock import CALLS, JOIN, PYTHON
 from ...sim.machine import CPU, Machine
 
 RUNS = 4.0  # what is computed twice: forward, again, and about twice that backward
 PASSES = 6.0 * JOIN  # over a tile that is joined: read and written, three times
-JOINS = 3.0  # calls: forward, again, backward
+JOINS = 3.0  # times: forward, again, backward
 WIDE = 2.0  # times the value: from here on what tiles hold of it together is too much
 
 Starts = dict[str, tuple[int, ...]]  # per value: where the tile begins to need it, along each axis
@@ -160,7 +160,8 @@ class _Middle:
         total = RUNS * self.make_s[name] * self.rest[name] * own
         if any(a < b for a, b in zip(need, begin, strict=True)):
             bytes_ = self.graph.type(name).item_bytes * self.rest[name] * held
-            total += PASSES * bytes_ / self.machine.bytes_per_s + JOINS * PYTHON * self.machine.launch_s
+            calls = JOINS * CALLS * 2 * len(need) * PYTHON * self.machine.launch_s
+            total += PASSES * bytes_ / self.machine.bytes_per_s + calls
         return total
 
     def _make_s(self, node: Node) -> float:

@@ -24,7 +24,7 @@ from ...ops import find
 from ...schedule import Storage, TilePhase
 from ...schedule.schedule import backward_uses, forward_uses
 from ...schedule.whole import roots_of
-from ...sim.clock import DENSE, JOIN, OTHER, PYTHON
+from ...sim.clock import CALLS, DENSE, FOLDS, JOIN, OTHER, PYTHON
 from ...sim.machine import Machine
 from ...sim.training import training_graph
 from .walks import whole_phase
@@ -316,10 +316,16 @@ class Scale:
             name, size = node.outputs[0], graph.type(node.outputs[0]).bytes
             held = _whole(tiling, name, "held") if tiling is not None and tiling.mode == "stream" else share
             if held > share:
-                copied = JOIN * 2 * size * held / machine.bytes_per_s + count * call_s
+                halos = CALLS * 2 * len(phase.grid) * count * call_s
+                copied = JOIN * 2 * size * held / machine.bytes_per_s + halos
                 forward += copied
                 back += copied
                 moved += 2 * size * (held - share)
+        for fold in phase.folds:
+            calls = FOLDS * call_s * (_runs(tiling, fold.reads[0]) if tiling is not None else 1)
+            passed = 2 * graph.type(fold.reads[0]).bytes / machine.bytes_per_s
+            forward += passed + calls
+            back += 2 * passed + calls
         stored = {v for v in (*phase.boxed, *phase.stores) if graph.value[v].kind.computed and len(graph.shape(v)) > 2}
         moved += sum(graph.type(v).bytes for v in stored)
         link = 0.0 if near else moved / min(machine.to_host_per_s, machine.from_host_per_s)
