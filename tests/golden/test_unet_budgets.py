@@ -192,4 +192,4 @@ def test_tiles_go_below_a_gigabyte() -> None:
     tiles = TileSearch(lowered, tuple(image_axes(lowered)), "stream", graded, True, lambda: 0, V100)
     fit = tiles.tiled({"n": 1, "h": 288}, Storage.HOST)
     assert fit.prediction.total_bytes < 10**9
-    assert fit.seconds(tiles) < 1.6 * steps().keep.time_s
+    assert fit.seconds(tiles) < 1.8 * steps().keep.time_s

@@ -316,7 +316,7 @@ class Scale:
             name, size = node.outputs[0], graph.type(node.outputs[0]).bytes
             held = _whole(tiling, name, "held") if tiling is not None and tiling.mode == "stream" else share
             if held > share:
-                halos = CALLS * 2 * len(phase.grid) * count * call_s
+                halos = CALLS * call_s * sum(2 * (n - 1) * prod(phase.grid) // n for n in phase.grid)
                 copied = JOIN * 2 * size * held / machine.bytes_per_s + halos
                 forward += copied
                 back += copied
