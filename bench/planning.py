@@ -2,16 +2,21 @@
 
 python bench/planning.py                        five networks at four budgets, as a table
 python bench/planning.py --only resnet50 --size 1024 --shares 0.3,0.9
+python bench/planning.py --modules --size 4096  what `tilegrad.tile(net, budget=…)` takes, all planners
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import time
+from collections.abc import Sequence
+from math import prod
 
 import torch
 from torch import nn
 
+import tilegrad
 from tilegrad.errors import BudgetError
 from tilegrad.importers import export_module
 from tilegrad.ir import Graph, Kind
@@ -19,6 +24,7 @@ from tilegrad.models import NETWORKS, example_shape
 from tilegrad.planners import Effort, Problem, TrainingStep, plan_step
 from tilegrad.planners.recompute import schedule_reruns
 from tilegrad.sim.machine import find_machine
+from tilegrad.sim.plain import plain_bytes
 from tilegrad.sim.training import training_graph
 
 NAMES = "resnet50,densenet121,efficientnet_b0,unet,vgg16"
@@ -30,14 +36,43 @@ def main() -> int:
     parser.add_argument("--size", type=int, default=512, help="of their images")
     parser.add_argument("--shares", default="0.3,0.5,0.7,0.9", help="of plain's peak")
     parser.add_argument("--machine", default="v100", help="that times are predicted for")
+    parser.add_argument("--modules", action="store_true", help="plan modules, norms in training, as a user does")
     args = parser.parse_args()
+    shares = [float(share) for share in args.shares.split(",")]
+    if args.modules:
+        os.environ["TILEGRAD_CACHE"] = "off"
+        print("| network | size | budget | capture, CPU time | planning, CPU time | plan | predicted, times plain |")
+        print("|---|---|---|---|---|---|---|")
+        for name in args.only.split(","):
+            _print_module(name, args.size, shares)
+        return 0
     print("| network | budget | recompute | may be better by | CPU time | all of whole nodes | CPU time |")
     print("|---|---|---|---|---|---|---|")
     for name in args.only.split(","):
         graph = _training(name, args.size)
-        for share in map(float, args.shares.split(",")):
+        for share in shares:
             print(f"| {name} | {share:.0%} | {_row(graph, args.machine, share)} |", flush=True)
     return 0
+
+
+def _print_module(name: str, size: int, shares: Sequence[float]) -> None:
+    net, shape = NETWORKS[name]().train(), example_shape(name, size)
+    export_module(net, (shape,), {})  # what is only loaded once
+    begun = time.process_time()
+    export_module(net, (shape,), {})
+    captured_s = time.process_time() - begun
+    outside = sum(t.numel() * t.element_size() for t in (*net.parameters(), *net.buffers())) + 4 * prod(shape)
+    plain = plain_bytes(net, (shape,), {}, train=True) + outside
+    for share in shares:
+        begun = time.process_time()
+        try:
+            found = tilegrad.tile(net, budget=int(share * plain)).plan_for(shape).planning
+            assert found is not None
+            words = f"{found.chosen.planner} | {found.chosen.time_s / found.plain.time_s:.2f}"
+        except BudgetError as error:
+            words = f"{error.what} | -"
+        spent = time.process_time() - begun - captured_s
+        print(f"| {name} | {size} | {share:.0%} | {captured_s:.1f} s | {spent:.1f} s | {words} |", flush=True)
 
 
 def _training(name: str, size: int) -> Graph:
