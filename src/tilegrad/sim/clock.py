@@ -10,8 +10,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
 from ..bounds import call_of
-from ..ir import Graph
-from ..ops import find
+from ..ops import Call, find
 from ..progress import tick
 from ..schedule import (
     Backward,
@@ -142,7 +141,9 @@ class _Counted:
             for step in island.steps:
                 match step:
                     case Compute(node=name, out=out):
-                        once, factor = _box_seconds(self.graph, name, out.volume, self.machine)
+                        call = call_of(self.graph, self.graph.node[name])
+                        whole, factor = whole_seconds(call, self.machine)
+                        once = self.machine.launch_s + whole * out.volume / max(1, call.out.size)
                         forward += once + call_s
                         skipped += once if name in unread else 0.0
                         back += factor * once + call_s
@@ -167,11 +168,9 @@ class _Counted:
         return self._known[key]
 
 
-def _box_seconds(graph: Graph, name: str, volume: int, machine: Machine) -> tuple[float, float]:
-    """Seconds to make so many elements, and how much longer backward takes."""
-    call = call_of(graph, graph.node[name])
+def whole_seconds(call: Call, machine: Machine) -> tuple[float, float]:
+    """All of a node's output, without the call; and how much longer backward takes. A part takes its share."""
     op = find(call.node)
-    share = volume / max(1, call.out.size)
-    moved = sum(t.bytes for t in (*call.inputs, *call.outputs)) * share
-    flops = op.flops(call) * volume if op.dense else 0.0
-    return machine.seconds(flops, moved, call.out.dtype), DENSE if op.dense else OTHER
+    moved = sum(t.bytes for t in (*call.inputs, *call.outputs))
+    flops = op.flops(call) * call.out.size if op.dense else 0.0
+    return machine.seconds(flops, moved, call.out.dtype) - machine.launch_s, DENSE if op.dense else OTHER

@@ -22,7 +22,7 @@ from ...ir import Graph, Node
 from ...ops import find
 from ...region import POINT, Window
 from ...schedule import TilePhase
-from ...sim.clock import CALLS, JOIN, PYTHON
+from ...sim.clock import CALLS, JOIN, PYTHON, whole_seconds
 from ...sim.machine import CPU, Machine
 
 RUNS = 4.0  # what is computed twice: forward, again, and about twice that backward
@@ -101,7 +101,9 @@ class _Middle:
                 self.above[out] |= {name for name, _ in reads if name in self.place}
         dims = {n: {seams.axes.dims[n][line.axis] for line in lines} for n in self.names}
         self.rest = {n: prod(s for d, s in enumerate(self.graph.shape(n)) if d not in dims[n]) for n in self.names}
-        self.make_s = {name: self._make_s(node) for name, node in makers.items()}
+        calls = {name: call_of(self.graph, node) for name, node in makers.items()}
+        whole = {name: whole_seconds(call, self.machine)[0] for name, call in calls.items()}
+        self.make_s = {name: whole[name] / max(1, call.out.size) for name, call in calls.items()}  # an element
 
     def joined(self, name: str) -> bool:
         """Is a halo handed on for it?"""
@@ -163,15 +165,6 @@ class _Middle:
             calls = JOINS * CALLS * 2 * len(need) * PYTHON * self.machine.launch_s
             total += PASSES * bytes_ / self.machine.bytes_per_s + calls
         return total
-
-    def _make_s(self, node: Node) -> float:
-        """Seconds an element."""
-        call, op = call_of(self.graph, node), find(node)
-        size = max(1, call.out.size)
-        moved = sum(t.bytes for t in (*call.inputs, *call.outputs)) / size
-        flops = op.flops(call) if op.dense else 0.0
-        rate = self.machine.rates.get(call.out.dtype, self.machine.flops_per_s)
-        return max(flops / rate, moved / self.machine.bytes_per_s)
 
 
 def held_bytes(phases: Sequence[TilePhase]) -> float:

@@ -24,7 +24,7 @@ from ...ops import find
 from ...schedule import Storage, TilePhase
 from ...schedule.schedule import backward_uses, forward_uses
 from ...schedule.whole import roots_of
-from ...sim.clock import CALLS, DENSE, FOLDS, JOIN, OTHER, PYTHON
+from ...sim.clock import CALLS, FOLDS, JOIN, PYTHON, whole_seconds
 from ...sim.machine import Machine
 from ...sim.training import training_graph
 from .walks import whole_phase
@@ -332,13 +332,8 @@ class Scale:
         return forward, forward - skipped, back, link
 
     def _node_seconds(self, node: Node) -> tuple[float, float]:
-        """All of a node, without the call; and how much longer backward takes."""
         if node.name not in self._cost:
-            call, op = call_of(self.graph, node), find(node)
-            moved = sum(t.bytes for t in (*call.inputs, *call.outputs))
-            flops = op.flops(call) * call.out.size if op.dense else 0.0
-            seconds = self.machine.seconds(flops, moved, call.out.dtype) - self.machine.launch_s
-            self._cost[node.name] = (seconds, DENSE if op.dense else OTHER)
+            self._cost[node.name] = whole_seconds(call_of(self.graph, node), self.machine)
         return self._cost[node.name]
 
 
