@@ -15,6 +15,7 @@ from torch.autograd import Function
 from ..bounds import lower_graph
 from ..errors import BudgetError, RunError
 from ..execution import Executor, Pass
+from ..execution.graphs import Flight, Recording, can_be_recorded
 from ..importers import Captured
 from ..ir import Graph, Kind
 from ..planners import (
@@ -45,6 +46,7 @@ from .plan_file import Planned, plan_once
 LOUD = 0.1  # of the predicted peak: from here on the log says what runs whole
 _log = logging.getLogger("tilegrad")
 SLACK = 0.01  # of what a step allocates
+WARM = 2  # steps before one is recorded as CUDA graphs
 QUICK = Effort(nodes=0)  # a module is planned when it is first called: the heuristic, which is near the best
 
 
@@ -64,19 +66,36 @@ class Runner:
         if self.schedule.mode != "none" and self.schedule.phases:
             say_what_is_whole(self.schedule)
         self.engine = Executor(self.schedule, device.type)
+        self.recording: Recording | None = None
+        self.steps_to_record = WARM if device.type == "cuda" and can_be_recorded(self.engine) else None
 
     def __call__(self, tensors: Mapping[str, Tensor], device: torch.device, flat: Sequence[Any] = ()) -> Any:
         """Run on what `Captured.bind` gave. `flat`: the tensors among the arguments."""
         check_writable(self.captured, tensors)
-        session = Pass(self.engine, tensors, device, seed=new_seed() if self.engine.draws else 0)
-        return self.captured.assemble(run_pass(session), flat, tensors)
+        return self.captured.assemble(run_pass(self._session(tensors, device)), flat, tensors)
+
+    def _session(self, tensors: Mapping[str, Tensor], device: torch.device) -> Pass | Flight:
+        if self.steps_to_record is not None and self.recording is None:
+            self.steps_to_record -= 1
+            if self.steps_to_record < 0:
+                self._record(tensors, device)
+        if self.recording is not None and self.recording.serves(tensors):
+            return self.recording.begin(tensors)
+        return Pass(self.engine, tensors, device, seed=new_seed() if self.engine.draws else 0)
+
+    def _record(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
+        try:
+            self.recording = Recording(self.engine, tensors, device)
+        except RuntimeError as error:  # torch's word for everything that goes wrong on a device
+            self.steps_to_record = None
+            _log.info("steps are not recorded as CUDA graphs: %s", str(error).splitlines()[0])
 
 
 def new_seed() -> int:
     return int(torch.randint(1 << 62, ()).item())
 
 
-def run_pass(session: Pass) -> list[Tensor]:
+def run_pass(session: Pass | Flight) -> list[Tensor]:
     """The outputs of a pass: to autograd one function, where anything needs a gradient."""
     tensors = session.tensors
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors.values()):
@@ -119,7 +138,7 @@ class TiledFunction(Function):
     """The whole tiled module as one autograd function: parameters get their gradient once, whole."""
 
     @staticmethod
-    def forward(ctx: Any, session: Pass, names: Sequence[str], *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, session: Pass | Flight, names: Sequence[str], *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.session, ctx.names = session, names
         outputs, updates = session.forward()
@@ -130,7 +149,7 @@ class TiledFunction(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        session: Pass | None = ctx.session
+        session: Pass | Flight | None = ctx.session
         if torch.is_grad_enabled():
             raise RunError(
                 "second-order gradients through a tiled module are not available",
@@ -148,7 +167,7 @@ class TiledFunction(Function):
         return (None, None, *result)
 
 
-def apply_updates(session: Pass, updates: Sequence[tuple[str, Tensor]]) -> None:
+def apply_updates(session: Pass | Flight, updates: Sequence[tuple[str, Tensor]]) -> None:
     if updates:
         with torch.no_grad():
             copy_each([session.tensors[name] for name, _ in updates], [value for _, value in updates])
