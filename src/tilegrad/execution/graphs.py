@@ -5,45 +5,138 @@ step does the same every time, all its kernels are launched at once.
 
 Rule C1  What is recorded is what runs: one `Pass`, whose memory stays its own. Inputs are copied in, outputs and
          gradients are copied out.
-Rule C2  A recorded step is in flight from its forward to its backward. Another one that begins meanwhile runs as it
-         would without a recording.
-Rule C3  It is used only for the very tensors (parameters, buffers) it was recorded with, where they lay then.
+Rule C2  All recordings of a module lie in one pool of memory, so one step at a time is in flight, from its forward to
+         its backward. Another that begins meanwhile runs as it would without a recording.
+Rule C3  A recording serves only the very tensors (parameters, buffers) it was made with, where they lay then.
+Rule C4  A recording is not missed: whatever stands in its way, the step runs without it, and the log says why, once.
 """
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
-from ..ir import Kind
+from ..ir import Graph, Kind
 from ..schedule import Move, Storage
 from .executor import Executor
 from .unchanged import version_of, was_changed
 from .walk import Pass
 
+WARM = 2  # steps before one is recorded: kernels are chosen and libraries loaded by then
+MOVED = 3  # recordings in vain, since parameters have moved: then it is given up
+_log = logging.getLogger("tilegrad")
 
-def can_be_recorded(executor: Executor) -> bool:
-    """Does every step do the same, on the device alone?"""
-    schedule = executor.schedule
-    moves = any(isinstance(step, Move) for step in schedule.steps)
-    return not executor.draws and not moves and schedule.storage == Storage.DEVICE and schedule.seat is None
+
+def why_not(executor: Executor) -> str | None:
+    """What in a schedule cannot be recorded: a step must do the same every time, on the device alone."""
+    schedule, graph = executor.schedule, executor.graph
+    if not schedule.phases and not schedule.steps:
+        return "there is nothing to record"
+    if schedule.seat is not None:
+        return "ranks send each other messages"
+    if schedule.storage != Storage.DEVICE or any(isinstance(step, Move) for step in schedule.steps):
+        return "values are moved to the host"
+    if any(graph.value[name].kind is Kind.INPUT for name, _ in graph.updates):
+        return "the model writes to its input"
+    odd = next((node for node in graph.nodes if not executor.ops[node.name].repeats), None)
+    return None if odd is None else f"{odd.describe()} may do something else every time"
+
+
+def copied_bytes(graph: Graph, graded: Sequence[str]) -> int:
+    """What a recorded step holds besides: inputs, outputs, their gradients, and the gradients that come out, twice."""
+    handed = [graph.type(name).bytes for name in dict.fromkeys(graph.outputs)]
+    found = sum(graph.type(name).bytes for name in graph.inputs) + sum(handed)
+    return found + (sum(handed) + sum(graph.type(name).bytes for name in graded) if graded else 0)
+
+
+class Recorder:
+    """The recordings of one module: the memory they share, and which step is in flight."""
+
+    def __init__(self) -> None:
+        self._flight: weakref.ref[Flight] | None = None
+        self._pool: Any = None
+
+    @property
+    def pool(self) -> Any:
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        return self._pool
+
+    @property
+    def busy(self) -> bool:
+        """Rule C2."""
+        flying = self._flight() if self._flight is not None else None
+        return flying is not None and not flying.spent
+
+    def begin(self, flight: Flight) -> None:
+        self._flight = weakref.ref(flight)
+
+
+class Recorded:
+    """A schedule's executor, and its recording once there is one."""
+
+    def __init__(self, executor: Executor, recorder: Recorder):
+        self.executor, self.recorder = executor, recorder
+        self.recording: Recording | None = None
+        self._warm, self._moved = WARM, MOVED
+        self._given_up: str | None = None
+
+    def give_up(self, reason: str) -> None:
+        """Rule C4."""
+        if self._given_up is None:
+            _log.info("steps of %s are not recorded as CUDA graphs: %s", self.executor.graph.name, reason)
+        self._given_up, self.recording = reason, None
+
+    def flight(self, tensors: Mapping[str, Tensor], device: torch.device, seed: int) -> Flight | None:
+        """The step as recorded, if it can be."""
+        if self._given_up is not None or self.recorder.busy or torch.cuda.is_current_stream_capturing():
+            return None
+        if self._warm > 0:
+            self._warm -= 1
+            return None
+        if self.recording is not None and not self.recording.serves(tensors):
+            self.recording, self._moved = None, self._moved - 1
+        if self.recording is None and not self._record(tensors, device, seed):
+            return None
+        assert self.recording is not None
+        found = Flight(self, self.recording, tensors, seed)
+        self.recorder.begin(found)
+        return found
+
+    def _record(self, tensors: Mapping[str, Tensor], device: torch.device, seed: int) -> bool:
+        reason = why_not(self.executor)
+        if reason is None and any(t.device != device for t in tensors.values()):
+            reason = "inputs lie elsewhere"
+        if reason is None and self._moved <= 0:
+            reason = "parameters are others from step to step"
+        if reason is None:
+            try:
+                self.recording = Recording(self.executor, self.recorder.pool, tensors, device, seed)
+            except RuntimeError as error:  # torch's word for everything that goes wrong on a device
+                reason = _first_line(error)
+        if reason is not None:
+            self.give_up(reason)
+        return reason is None
 
 
 class Flight:
     """A recorded step between its forward and its backward: to others it is a pass."""
 
-    def __init__(self, recording: Recording, tensors: Mapping[str, Tensor]):
-        self.recording, self.tensors, self.spent = recording, tensors, False
+    def __init__(self, owner: Recorded, recording: Recording, tensors: Mapping[str, Tensor], seed: int):
+        self.owner, self.recording, self.tensors, self.seed = owner, recording, tensors, seed
         self.needs, self.output_names = recording.step.needs, recording.step.output_names
         self.versions: dict[str, int] = {}
+        self.spent = False
 
     def forward(self) -> tuple[list[Tensor], list[tuple[str, Tensor]]]:
-        outputs = self.recording.forward(self.tensors)
-        written = self.recording.written
-        self.versions = {name: version_of(t) for name, t in self.tensors.items() if name not in written}
+        outputs = self.recording.forward(self.tensors, self.seed)
+        self.versions = {name: version_of(t) for name, t in self.tensors.items() if name not in self.recording.before}
         return outputs, []
 
     def backward(self, grads: Sequence[Tensor | None]) -> dict[str, Tensor]:
@@ -51,72 +144,100 @@ class Flight:
         for name, version in self.versions.items():
             if version_of(self.tensors[name]) != version:
                 raise was_changed(f"'{name}'")
+        try:
+            self.recording.record_backward(grads)
+        except RuntimeError as error:
+            self.owner.give_up(_first_line(error))
+            return self.recording.backward_without(grads, self.seed)
+        if not self.recording.is_for(grads):
+            return self.recording.backward_without(grads, self.seed)
         return self.recording.backward(grads)
 
 
 class Recording:
     """A pass whose kernels are recorded. `tensors`: those of the step that is recorded, which then runs."""
 
-    def __init__(self, executor: Executor, tensors: Mapping[str, Tensor], device: torch.device):
+    def __init__(
+        self,
+        executor: Executor,
+        pool: Any,  # torch's handle
+        tensors: Mapping[str, Tensor],
+        device: torch.device,
+        seed: int,
+    ):
         graph = executor.graph
+        self.device, self.pool = device, pool
         self.inputs = {name: tensors[name].detach().clone() for name in graph.inputs}
         for name, tensor in self.inputs.items():
             tensor.requires_grad_(tensors[name].requires_grad)
         self.fixed = {name: t for name, t in tensors.items() if graph.value[name].kind is not Kind.INPUT}
-        self.places = {name: (t.data_ptr(), t.requires_grad) for name, t in self.fixed.items()}
-        self.device, self.stream = device, torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self.pool = torch.cuda.graph_pool_handle()
-        self.flight: weakref.ref[Flight] | None = None
+        self.places = {name: _place(t) for name, t in self.fixed.items()}
+        self.seed = torch.tensor(seed, device=device)
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.ahead, self.back = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         self.given: list[Tensor | None] | None = None
         self.found: dict[str, Tensor] = {}
-        self.ahead, self.back = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.ahead, self.pool, self.stream):
-            self.step = Pass(executor, {**self.fixed, **self.inputs}, device)
+        written = {*executor.written, *(old for old, _ in graph.updates)}
+        with self._recording(self.ahead):
+            self.before = {name: self.fixed[name].detach().clone() for name in written}
+            self.step = Pass(executor, {**self.fixed, **self.inputs}, device, seed=self.seed)
             self.outputs, updates = self.step.forward()
             with torch.no_grad():
                 for name, value in updates:
                     self.fixed[name].copy_(value)
-        self.written = {name for name, _ in updates}
+
+    def _recording(self, graph: torch.cuda.CUDAGraph) -> torch.cuda.graph:
+        """Other threads (those that load data) go on meanwhile."""
+        return torch.cuda.graph(graph, self.pool, self.stream, capture_error_mode="thread_local")
 
     def serves(self, tensors: Mapping[str, Tensor]) -> bool:
-        """Rules C2 and C3."""
-        flying = self.flight() if self.flight is not None else None
-        if flying is not None and not flying.spent:
-            return False
-        if any((tensors[name].data_ptr(), tensors[name].requires_grad) != at for name, at in self.places.items()):
+        """Rule C3. Shapes and layouts of inputs are those of the plan."""
+        if any(_place(tensors[name]) != place for name, place in self.places.items()):
             return False
         return all(tensors[name].requires_grad == mine.requires_grad for name, mine in self.inputs.items())
 
-    def begin(self, tensors: Mapping[str, Tensor]) -> Flight:
-        flight = Flight(self, tensors)
-        self.flight = weakref.ref(flight)
-        return flight
-
-    def forward(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+    def forward(self, tensors: Mapping[str, Tensor], seed: int) -> list[Tensor]:
         with torch.no_grad():
             for name, mine in self.inputs.items():
                 mine.copy_(tensors[name])
+            self.seed.fill_(seed)
         self.ahead.replay()
+        increment_version([self.fixed[name] for name in self.before])
         return [output.clone() for output in self.outputs]
 
+    def record_backward(self, grads: Sequence[Tensor | None]) -> None:
+        """When it is first needed: only then is known which outputs have a gradient."""
+        if self.given is not None:
+            return
+        given = [None if grad is None else grad.detach().clone() for grad in grads]
+        self.step.watch()  # what was written to before is ours
+        with self._recording(self.back):
+            self.found = self.step.backward(given)
+        self.given = given
+
+    def is_for(self, grads: Sequence[Tensor | None]) -> bool:
+        """Do the same outputs have a gradient, as when it was recorded?"""
+        assert self.given is not None
+        return [mine is None for mine in self.given] == [grad is None for grad in grads]
+
     def backward(self, grads: Sequence[Tensor | None]) -> dict[str, Tensor]:
-        if self.given is None:
-            self.given = [None if grad is None else grad.detach().clone() for grad in grads]
-            self.step.versions = {
-                name: version_of(t) for name, t in self.step._watched().items()
-            }  # ours are written to
-            with torch.cuda.graph(self.back, self.pool, self.stream):
-                self.found = self.step.backward(self.given)
-        if [mine is None for mine in self.given] != [grad is None for grad in grads]:
-            return self._otherwise(grads)
+        assert self.given is not None
         for mine, grad in zip(self.given, grads, strict=True):
             if mine is not None and grad is not None:
                 mine.copy_(grad)
         self.back.replay()
         return {name: grad.clone() for name, grad in self.found.items()}
 
-    def _otherwise(self, grads: Sequence[Tensor | None]) -> dict[str, Tensor]:
-        """Other outputs have gradients than when it was recorded: the step once more, as it is without a recording."""
-        step = Pass(self.step.executor, self.step.tensors, self.device)
+    def backward_without(self, grads: Sequence[Tensor | None], seed: int) -> dict[str, Tensor]:
+        """The step once more, as it is without a recording: from what it read then."""
+        step = Pass(self.step.executor, {**self.fixed, **self.before, **self.inputs}, self.device, seed=seed)
         step.forward()
         return step.backward(grads)
+
+
+def _place(tensor: Tensor) -> tuple[int, bool]:
+    return tensor.data_ptr(), tensor.requires_grad
+
+
+def _first_line(error: RuntimeError) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

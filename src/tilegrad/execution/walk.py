@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..errors import InternalError
 from ..ir import Graph, Kind
-from ..ops import Place
+from ..ops import Place, Seed
 from ..region import Box
 from ..schedule import (
     Backward,
@@ -57,7 +57,7 @@ class Pass:
         tensors: Mapping[str, Tensor],
         device: torch.device,
         *,
-        seed: int = 0,
+        seed: Seed = 0,
         peers: Peers | None = None,
     ):
         self.executor, self.tensors, self.device, self.seed = executor, tensors, device, seed
@@ -99,8 +99,12 @@ class Pass:
         updates = self.buffers.updates(self.graph, self._outside)
         self._hand_over()
         self.buffers.keep_before({old for old, _ in updates} & self.executor.read_again)
-        self.versions = {name: version_of(t) for name, t in self._watched().items()}
+        self.watch()
         return outputs, updates
+
+    def watch(self) -> None:
+        """From now on nobody may write to what backward reads."""
+        self.versions = {name: version_of(t) for name, t in self._watched().items()}
 
     def backward(self, grads: Sequence[Tensor | None]) -> dict[str, Tensor]:
         """Gradients of the outside values, given those of the outputs."""
@@ -374,14 +378,14 @@ class Pass:
             grad, shared = grad.float(), False  # as `_sum_in_single`
         self.grads[name].add(box, grad, shared=shared)
 
-    def seed_of(self, node: str) -> int:
+    def seed_of(self, node: str) -> Seed:
         return seed_of(self.seed, node)
 
     def kind(self, name: str) -> Kind:
         return self.graph.value[name].kind
 
 
-def seed_of(seed: int, node: str) -> int:
+def seed_of(seed: Seed, node: str) -> Seed:
     """A random operator's own seed."""
     return seed ^ zlib.crc32(node.encode()) << 20
 

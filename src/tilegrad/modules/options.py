@@ -28,10 +28,22 @@ class Options:
     mode: str
     storage: str | None
     planner: str = "auto"
+    cuda_graphs: bool | None = None  # None: where they pay
 
     @classmethod
-    def parse(cls, budget: Any, tile: Any, axes: Any, mode: str, halos: str, planner: str = "auto") -> Options:
+    def parse(
+        cls,
+        budget: Any,
+        tile: Any,
+        axes: Any,
+        mode: str,
+        halos: str,
+        planner: str = "auto",
+        cuda_graphs: bool | str = "auto",
+    ) -> Options:
         check_planner(planner)
+        if cuda_graphs not in (True, False, "auto"):
+            raise InputError(f"cuda_graphs cannot be {cuda_graphs!r}", hint='"auto", True or False')
         if planner == "mesh":
             raise InputError("the planner 'mesh' is for many ranks", hint="tilegrad.tile(module, mesh=…)")
         if mode not in (*MODES, "none", "auto"):
@@ -51,7 +63,12 @@ class Options:
             mode,
             halos if halos != "auto" else None,
             planner if mode == "auto" else "tile",
+            None if cuda_graphs == "auto" else bool(cuda_graphs),
         )
+
+    def records(self, device: torch.device) -> bool:
+        """May a step be recorded as CUDA graphs?"""
+        return device.type == "cuda" and self.cuda_graphs is not False
 
     def budget_on(self, device: torch.device) -> int | None:
         """In bytes: a share is of the memory of the device that the model is on."""

@@ -15,7 +15,7 @@ from torch.autograd import Function
 from ..bounds import lower_graph
 from ..errors import BudgetError, RunError
 from ..execution import Executor, Pass
-from ..execution.graphs import Flight, Recording, can_be_recorded
+from ..execution.graphs import Flight, Recorded, Recorder, copied_bytes, why_not
 from ..importers import Captured
 from ..ir import Graph, Kind
 from ..planners import (
@@ -33,6 +33,7 @@ from ..planners import (
 from ..progress import Progress
 from ..schedule import Schedule, Storage, check_schedule, fuse
 from ..schedule.whole import NodeIslands
+from ..sim.clock import measure_time
 from ..sim.machine import Machine
 from ..sim.measure import known_machine
 from ..sim.predict import predict
@@ -46,7 +47,7 @@ from .plan_file import Planned, plan_once
 LOUD = 0.1  # of the predicted peak: from here on the log says what runs whole
 _log = logging.getLogger("tilegrad")
 SLACK = 0.01  # of what a step allocates
-WARM = 2  # steps before one is recorded as CUDA graphs
+WORTH = 1.03  # times a recorded step: from here on one that is not recorded takes so much longer that it pays
 QUICK = Effort(nodes=0)  # a module is planned when it is first called: the heuristic, which is near the best
 
 
@@ -60,14 +61,15 @@ class Runner:
         graded: Sequence[str],
         plain: Callable[[], int],
         device: torch.device,
+        recorder: Recorder | None = None,
     ):
         self.captured = captured
         self.schedule, self.planning = plan_call(captured.graph, options.on(device), graded, cache(plain), device)
         if self.schedule.mode != "none" and self.schedule.phases:
             say_what_is_whole(self.schedule)
         self.engine = Executor(self.schedule, device.type)
-        self.recording: Recording | None = None
-        self.steps_to_record = WARM if device.type == "cuda" and can_be_recorded(self.engine) else None
+        records = recorder is not None and "recorded_bytes" in self.schedule.predicted
+        self.recorded = Recorded(self.engine, recorder) if recorder is not None and records else None
 
     def __call__(self, tensors: Mapping[str, Tensor], device: torch.device, flat: Sequence[Any] = ()) -> Any:
         """Run on what `Captured.bind` gave. `flat`: the tensors among the arguments."""
@@ -75,20 +77,9 @@ class Runner:
         return self.captured.assemble(run_pass(self._session(tensors, device)), flat, tensors)
 
     def _session(self, tensors: Mapping[str, Tensor], device: torch.device) -> Pass | Flight:
-        if self.steps_to_record is not None and self.recording is None:
-            self.steps_to_record -= 1
-            if self.steps_to_record < 0:
-                self._record(tensors, device)
-        if self.recording is not None and self.recording.serves(tensors):
-            return self.recording.begin(tensors)
-        return Pass(self.engine, tensors, device, seed=new_seed() if self.engine.draws else 0)
-
-    def _record(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
-        try:
-            self.recording = Recording(self.engine, tensors, device)
-        except RuntimeError as error:  # torch's word for everything that goes wrong on a device
-            self.steps_to_record = None
-            _log.info("steps are not recorded as CUDA graphs: %s", str(error).splitlines()[0])
+        seed = new_seed() if self.engine.draws else 0
+        flight = self.recorded.flight(tensors, device, seed) if self.recorded is not None else None
+        return flight or Pass(self.engine, tensors, device, seed=seed)
 
 
 def new_seed() -> int:
@@ -183,18 +174,59 @@ def plan_call(
     def plan() -> Planned:
         with Progress("planning") as progress:
             progress.tell(f"{len(graph.nodes)} nodes of {graph.name}")
-            schedule, planning = _plan(graph, options, graded, plain, device, machine)
-            if isinstance(schedule.islands, NodeIslands):
-                schedule = executable(schedule, graph, graded, budget)
-        return schedule, planning
+            found = None
+            if options.records(device):
+                found = _plan_recorded(graph, options, graded, plain, device, machine)
+            return found or _plan(graph, options, graded, plain, device, machine)
 
     if options.mode == "none" or (options.tile is None and budget is None):
-        return plan()  # there is nothing to look for
+        return _plan(graph, options, graded, plain, device, machine)  # there is nothing to look for
     asked = replace(options, budget=None), tuple(graded), str(device), plain() if budget is not None else None
     return plan_once(graph, machine, budget, asked, plan)
 
 
+def _plan_recorded(
+    graph: Graph,
+    options: Options,
+    graded: Sequence[str],
+    plain: Callable[[], int],
+    device: torch.device,
+    machine: Machine,
+) -> Planned | None:
+    """For steps that are recorded as CUDA graphs: no Python between kernels, and room for what is copied. None where
+    that is not possible, or makes little difference."""
+    room, budget = copied_bytes(graph, graded), options.budget_on(device)
+    try:
+        inside = options if budget is None else replace(options, budget=max(1, budget - room))
+        schedule, planning = _plan(graph, inside, graded, plain, device, machine.recorded)
+    except BudgetError:
+        return None
+    if schedule.mode == "none" or why_not(Executor(schedule, device.type)) is not None:
+        return None
+    slow, fast = (measure_time(schedule, None, each).total_s for each in (machine, machine.recorded))
+    if options.cuda_graphs is None and slow < WORTH * fast:
+        return None
+    total = schedule.predicted["total_bytes"] + room
+    figures = {**schedule.predicted, "total_bytes": total, "recorded_bytes": room}
+    planning = None if planning is None or budget is None else replace(planning, budget=budget)
+    return replace(schedule, predicted=figures), planning
+
+
 def _plan(
+    captured: Graph,
+    options: Options,
+    graded: Sequence[str],
+    plain: Callable[[], int],
+    device: torch.device,
+    machine: Machine,
+) -> Planned:
+    schedule, planning = _search(captured, options, graded, plain, device, machine)
+    if isinstance(schedule.islands, NodeIslands):
+        schedule = executable(schedule, captured, graded, options.budget_on(device))
+    return schedule, planning
+
+
+def _search(
     captured: Graph,
     options: Options,
     graded: Sequence[str],

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ..errors import InputError
+from ..execution.graphs import Recorder
 from ..importers import LOCK, device_of, export_call, fill, from_shapes, tracing_elsewhere, tracing_here, untouched
 from ..planners import Planning
 from ..schedule import Schedule, format_plan, plan_to_json
@@ -37,6 +38,7 @@ def tile(
     mode: str = "auto",
     halos: str = "auto",
     planner: str = "auto",
+    cuda_graphs: bool | str = "auto",
 ) -> TiledModule: ...
 
 
@@ -60,6 +62,7 @@ def tile(
     mode: str = "auto",
     halos: str = "auto",
     planner: str = "auto",
+    cuda_graphs: bool | str = "auto",
     mesh: DeviceMesh | None = None,
     exchange: str = "auto",
     timeout: float | None = None,
@@ -73,6 +76,8 @@ def tile(
     planner: "auto", or one of "keep", "segments", "recompute", "offload", "mixed", "tile".
     axes: what to cut, among "n", "d", "h", "w" (default: the image's axes).
     mode: "stream", "scatter", "gather", "none", or "auto" (stream). halos: kept on "device", "host" or "disk".
+    cuda_graphs: True, False, or "auto": on a GPU, steps that do the same every time are recorded and launched at once
+    where Python would take longer than the device.
     mesh: ranks that own boxes of the image, a `DeviceMesh` with axes among "batch", "d", "h" and "w"; the budget is
     then each rank's own. exchange: halos move once per "segment", per "layer", or what is faster ("auto"). timeout:
     seconds to wait for another rank. See `tilegrad.distributed`.
@@ -80,11 +85,11 @@ def tile(
     if mesh is not None:
         from ..distributed import distribute
 
-        if (tile, axes, mode, halos, planner) != (None, None, "auto", "auto", "auto"):
-            what = "with a mesh there is a budget, but no tile, axes, mode, halos or planner"
+        if (tile, axes, mode, halos, planner, cuda_graphs) != (None, None, "auto", "auto", "auto", "auto"):
+            what = "with a mesh there is a budget, but no tile, axes, mode, halos, planner or cuda_graphs"
             raise InputError(what, hint='budget="4GiB"')
         return distribute(module, mesh, budget=budget, exchange=exchange, timeout=timeout)
-    return TiledModule(module, Options.parse(budget, tile, axes, mode, halos, planner))
+    return TiledModule(module, Options.parse(budget, tile, axes, mode, halos, planner, cuda_graphs))
 
 
 @dataclass
@@ -94,6 +99,7 @@ class _State:
     options: Options
     calls: Calls[Runner] = field(default_factory=Calls)
     last: Runner | None = None
+    recorder: Recorder = field(default_factory=Recorder)
 
 
 class TiledModule(Wrapped):
@@ -150,7 +156,7 @@ class TiledModule(Wrapped):
         graded = captured.graded(call.flat) if train else []
         plain = partial(_plain_bytes, self.module, call, train)
         with explained(self.module):
-            found = Runner(captured, self.options, graded, plain, device_of(self.module))
+            found = Runner(captured, self.options, graded, plain, device_of(self.module), self._state.recorder)
         self._state.calls.add(call, found, captured)
         return found
 

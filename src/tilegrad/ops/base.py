@@ -22,6 +22,8 @@ from ..ir import Build, Node, TensorType
 from ..region import POINT, Box, Whole, Window
 from . import aten
 
+Seed = int | Tensor  # a tensor where a step is recorded: kernels read what it is then
+
 
 @dataclass(frozen=True, slots=True)
 class Read:
@@ -93,7 +95,7 @@ class Place:
 
     out: Box
     reads: tuple[Box, ...]
-    seed: int = 0  # of random operators
+    seed: Seed = 0  # of random operators
     device: torch.device | None = None  # where the tile runs, for operators that read nothing
     unread: bool = False  # nobody reads what is made: only its gradient is wanted, and its shape
 
@@ -126,6 +128,7 @@ class Op:
     native: ClassVar[bool] = True  # does torch's own operator compute the same for whole tensors?
     remembers: ClassVar[tuple[str, ...]] = ()  # arguments that torch's own operator writes to
     random: ClassVar[bool] = False
+    repeats: ClassVar[bool] = True  # are its kernels the same every time, whatever the seed?
     anywhere: ClassVar[bool] = False  # can it make any box along dimensions that no input drives?
     blind: ClassVar[bool] = False  # reads no input's content, so no gradient passes through it
     opaque: ClassVar[bool] = False  # is its backward a user's own, perhaps not linear?
@@ -150,7 +153,7 @@ class Op:
             return call.invoke(tensors, device=device)
         return call.invoke(tensors)
 
-    def run_whole(self, call: Call, tensors: Sequence[Tensor], seed: int, device: torch.device) -> Tensor:
+    def run_whole(self, call: Call, tensors: Sequence[Tensor], seed: Seed, device: torch.device) -> Tensor:
         """All of the output from whole inputs: by torch's own operator where that is the same."""
         if self.is_native(call):
             return self.run_native(call, tensors, device)

@@ -184,6 +184,7 @@ for _name in ("custom_function", "random_custom_function"):
 class CustomFunction(Op):
     native = False
     opaque = True
+    repeats = False
 
     def reads(self, call: Call) -> Reads | None:
         found = _known.get(call.attr("token"))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..region import Box
-from .base import Call, Op, Place, Reads, Sample, pointwise, whole
+from .base import Call, Op, Place, Reads, Sample, Seed, pointwise, whole
 from .registry import op
 
 
@@ -75,9 +75,11 @@ class Draw(Op):
         yield Sample(lambda x: x + 0 * torch.randint(0, 3, (5, 6)) * torch.randint_like(x, 4), ((1, 2, 5, 6),))
 
 
-def uniform(seed: int, box: Box, device: torch.device) -> Tensor:
-    """Numbers in [0, 1), one per element of `box`, by hashing coordinates."""
-    state = torch.full((1,) * len(box), _wrap(seed), dtype=torch.int64, device=device)
+def uniform(seed: Seed, box: Box, device: torch.device) -> Tensor:
+    """Numbers in [0, 1), one per element of `box`, by hashing coordinates. A seed that is a tensor is read by kernels
+    alone, so that others may follow in a recorded step."""
+    start = seed if isinstance(seed, Tensor) else torch.full((), _wrap(seed), dtype=torch.int64, device=device)
+    state = start.view((1,) * len(box))
     for dim, side in enumerate(box):
         at = torch.arange(side.lo, side.hi, dtype=torch.int64, device=device)
         at = at.view([-1 if d == dim else 1 for d in range(len(box))])

@@ -9,11 +9,12 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from .base import Call, Op, Place
+from .base import Call, Op, Place, Seed
 
 
 class Seeded(Op):
     random = True
+    repeats = False
 
     def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
         with seeded(place.seed, place.device):
@@ -21,8 +22,9 @@ class Seeded(Op):
 
 
 @contextlib.contextmanager
-def seeded(seed: int, device: torch.device | None) -> Iterator[None]:
+def seeded(seed: Seed, device: torch.device | None) -> Iterator[None]:
     """Draw from `seed`, and leave torch's generators as they were."""
+    assert isinstance(seed, int)
     devices = [device] if device is not None and device.type == "cuda" else []
     with torch.random.fork_rng(devices, device_type="cuda"):
         torch.default_generator.manual_seed(seed & (1 << 63) - 1)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..region import POINT, Chain, Repeat, Slide, Whole, Window
 from . import aten
-from .base import Call, Op, Place, Read, Reads, Sample, Weighted, whole
+from .base import Call, Op, Place, Read, Reads, Sample, Seed, Weighted, whole
 from .registry import op
 
 
@@ -83,7 +83,7 @@ class ViewOp(Op):
     def is_native(self, call: Call) -> bool:
         return False
 
-    def run_whole(self, call: Call, tensors: Sequence[Tensor], seed: int, device: torch.device) -> Tensor:
+    def run_whole(self, call: Call, tensors: Sequence[Tensor], seed: Seed, device: torch.device) -> Tensor:
         """A value may lie otherwise here than where it was captured (strides of attention differ between kernels), and
         then torch's own view would be refused."""
         return tensors[0].reshape(call.out.shape)

@@ -127,10 +127,12 @@ def _some(names: Iterable[str]) -> str:
 def _format_peak(schedule: Schedule) -> list[str]:
     if not schedule.predicted:
         return []
+    copies = schedule.predicted.get("recorded_bytes")
+    recorded = [] if copies is None else [f"recorded    as CUDA graphs, {format_bytes(copies)} for what is copied"]
     peak, total, halos = (format_bytes(schedule.predicted[f"{k}_bytes"]) for k in ("peak", "total", "halo"))
     carried = f"; halos {halos}" if schedule.phases else ""
     beyond = "parameters, their gradients and inputs" if schedule.phases else "parameters, buffers and inputs"
-    return [f"peak        {total} predicted in all, {peak} beyond {beyond}{carried}"]
+    return [*recorded, f"peak        {total} predicted in all, {peak} beyond {beyond}{carried}"]
 
 
 def _format_phase(phase: TilePhase, outputs: Sequence[str]) -> str:

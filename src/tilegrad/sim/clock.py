@@ -1,5 +1,6 @@
 """Seconds: walk a schedule with one compute stream and one copy stream each way.
 
+A host that runs ahead of its device (`Machine.kernel_s`) works while the device does, and what takes longer counts.
 Copies run beside computing, one after another in each direction. A node waits for what it reads to be fetched; giving
 back the device memory of what was moved away waits for its copy.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ..bounds import call_of
 from ..ops import Call, find
@@ -39,6 +41,19 @@ FOLDS = 8.0  # calls for a tile's part of a reduction: small numbers, and many o
 DENSE, OTHER = 2.0, 1.5  # backward against forward: two products instead of one; three tensors moved instead of two
 
 
+class Spent(NamedTuple):
+    """Seconds that host and device take over something."""
+
+    host: float
+    device: float
+
+    def plus(self, other: Spent, times: float = 1.0) -> Spent:
+        return Spent(self.host + times * other.host, self.device + times * other.device)
+
+
+FREE = Spent(0.0, 0.0)
+
+
 @dataclass(frozen=True)
 class Time:
     """Predicted time of a schedule."""
@@ -55,12 +70,12 @@ def measure_time(schedule: Schedule, seconds: Mapping[str, float] | None, machin
     tick()
     clock = _Counted(schedule, machine) if seconds is None else _Known(seconds)
     roots = roots_of(schedule.graph)
-    now = out_free = in_free = compute = stall = 0.0
+    now = issued = out_free = in_free = compute = stall = 0.0
     gone: dict[str, float] = {}  # value -> when its copy to the host is done
     there: dict[str, float] = {}  # value -> when its copy from the host is done
     moved, starts = 0, list[float]()
     for at, step in enumerate(schedule.steps):
-        wait = spent = 0.0
+        wait, spent = 0.0, FREE
         match step:
             case Run(island=name):
                 island = schedule.islands[name]
@@ -78,7 +93,7 @@ def measure_time(schedule: Schedule, seconds: Mapping[str, float] | None, machin
                 sent = sum(s.box.volume * schedule.graph.type(s.value).item_bytes for s in (*gives, *takes))
                 rate = machine.peer_bytes_per_s or PEER[0]
                 message = PEER[1] if machine.message_s is None else machine.message_s
-                spent = message + sent / rate
+                spent = Spent(0.0, message + sent / rate)
             case Free(value=value):
                 wait = max(gone.pop(value, 0.0), there.pop(value, 0.0))
             case Move(value=value, store=Storage.DEVICE):
@@ -92,8 +107,9 @@ def measure_time(schedule: Schedule, seconds: Mapping[str, float] | None, machin
         stall += max(0.0, wait - now)
         now = max(now, wait)
         starts.append(now)
-        now += spent
-        compute += spent
+        issued += spent.host
+        now = now + sum(spent) if machine.kernel_s is None else max(now + spent.device, issued)
+        compute += machine.elapsed(*spent)
     return Time(now, compute, stall, moved + clock.moved, tuple(starts))
 
 
@@ -105,11 +121,11 @@ class _Known:
     def __init__(self, seconds: Mapping[str, float]):
         self.seconds = seconds
 
-    def forward(self, island: Island, again: bool) -> float:
-        return sum(self.seconds[node] for node in island.nodes)
+    def forward(self, island: Island, again: bool) -> Spent:
+        return Spent(0.0, sum(self.seconds[node] for node in island.nodes))
 
-    def backward(self, island: Island) -> float:
-        return sum(self.seconds.get(f"{node}.backward", 0.0) for node in island.nodes)
+    def backward(self, island: Island) -> Spent:
+        return Spent(0.0, sum(self.seconds.get(f"{node}.backward", 0.0) for node in island.nodes))
 
 
 class _Counted:
@@ -119,53 +135,57 @@ class _Counted:
         self.graph, self.machine = schedule.graph, machine
         self.far = schedule.storage != Storage.DEVICE
         self.moved = 0
-        self._known: dict[Hashable, tuple[float, float, float, int]] = {}
+        self._known: dict[Hashable, tuple[Spent, Spent, Spent, int]] = {}
 
-    def forward(self, island: Island, again: bool) -> float:
+    def forward(self, island: Island, again: bool) -> Spent:
         seconds, unread, _, moved = self._count(island)
         self.moved += moved
-        return seconds - (unread if again else 0.0)
+        return seconds.plus(unread, -1.0) if again else seconds
 
-    def backward(self, island: Island) -> float:
+    def backward(self, island: Island) -> Spent:
         _, _, seconds, moved = self._count(island)
         self.moved += moved
         return seconds
 
-    def _count(self, island: Island) -> tuple[float, float, float, int]:
+    def _count(self, island: Island) -> tuple[Spent, Spent, Spent, int]:
         """Forward, what of that need not run again, backward, and the bytes moved to or from elsewhere."""
         key = shape_of(island)
         if key not in self._known:
-            forward = back = skipped = 0.0
+            forward = back = skipped = FREE
             unread = unread_nodes(self.graph, island)
-            moved, call_s = 0, PYTHON * self.machine.launch_s
+            moved, call = 0, call_of_python(self.machine)
             for step in island.steps:
                 match step:
                     case Compute(node=name, out=out):
-                        call = call_of(self.graph, self.graph.node[name])
-                        whole, factor = whole_seconds(call, self.machine)
-                        once = self.machine.launch_s + whole * out.volume / max(1, call.out.size)
-                        forward += once + call_s
-                        skipped += once if name in unread else 0.0
-                        back += factor * once + call_s
+                        of = call_of(self.graph, self.graph.node[name])
+                        whole, factor = whole_seconds(of, self.machine)
+                        once = Spent(0.0, whole * out.volume / max(1, of.out.size))
+                        forward = forward.plus(once).plus(call)
+                        skipped = skipped.plus(once) if name in unread else skipped
+                        back = back.plus(once, factor).plus(call)
                     case Join(value=value, held=held, receives=receives, gives=gives):
                         size = self.graph.type(value).item_bytes
                         copied = JOIN * ((2 * held.volume if receives else 0) + 2 * sum(h.box.volume for h in gives))
-                        spent = self.machine.seconds(0.0, copied * size, self.graph.type(value).dtype)
-                        spent += CALLS * call_s * (len(receives) + len(gives))
-                        forward += spent
-                        back += spent
+                        spent = Spent(0.0, copied * size / self.machine.bytes_per_s)
+                        spent = spent.plus(call, CALLS * (len(receives) + len(gives)))
+                        forward, back = forward.plus(spent), back.plus(spent)
                         moved += sum(h.box.volume for h in (*receives, *gives)) * size if self.far else 0
                     case Fold(node=name, box=box):
                         value = self.graph.node[name].reads[0]
-                        spent = self.machine.seconds(0.0, 2 * box.volume * self.graph.type(value).item_bytes)
-                        forward += spent + FOLDS * call_s
-                        back += 2 * spent + FOLDS * call_s
+                        passed = 2 * box.volume * self.graph.type(value).item_bytes / self.machine.bytes_per_s
+                        forward = forward.plus(Spent(0.0, passed)).plus(call, FOLDS)
+                        back = back.plus(Spent(0.0, 2 * passed)).plus(call, FOLDS)
                     case Load(value=value, box=box) | Store(value=value, box=box):
                         if self.far and self.graph.value[value].kind.computed and len(box) > 2:
                             moved += box.volume * self.graph.type(value).item_bytes
-            link = moved / min(self.machine.to_host_per_s, self.machine.from_host_per_s)
-            self._known[key] = (forward + link, skipped, back + link, moved)
+            link = Spent(0.0, moved / min(self.machine.to_host_per_s, self.machine.from_host_per_s))
+            self._known[key] = (forward.plus(link), skipped, back.plus(link), moved)
         return self._known[key]
+
+
+def call_of_python(machine: Machine) -> Spent:
+    """One operator on a box: Python around it, its launch, and the least that the device takes."""
+    return Spent((1 + PYTHON) * machine.launch_s, machine.kernel_s or 0.0)
 
 
 def whole_seconds(call: Call, machine: Machine) -> tuple[float, float]:

@@ -9,6 +9,7 @@
     device_bytes = 16000000000  # optional: not known where absent
     host_bytes = 64000000000    # optional
     launch_s = 5e-6             # optional: overhead of one operator, 0 where absent
+    kernel_s = 2e-6             # optional: the least that a kernel takes, on a device that the host runs ahead of
     peer_bytes_per_s = 5e10     # optional: link to another rank
     message_s = 3e-5            # optional: until a message to another rank has come, besides its bytes
 
@@ -29,7 +30,7 @@ import stat
 import sys
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -66,6 +67,7 @@ _NUMBERS: Mapping[str, _Key] = MappingProxyType(
         "device_bytes": _SIZE,
         "host_bytes": _SIZE,
         "launch_s": _Key(0.0, 1.0, "seconds: 5e-6 for 5 microseconds"),
+        "kernel_s": _Key(0.0, 1.0, "seconds: 2e-6 for 2 microseconds; without this key the host waits for each"),
         "peer_bytes_per_s": _LINK,
         "message_s": _Key(0.0, 1.0, "seconds: 3e-5 for 30 microseconds"),
     }
@@ -89,12 +91,22 @@ class Machine:
     rates: Mapping[str, float] = field(default_factory=dict, hash=False)  # dense arithmetic in other types: see RATES
     peer_bytes_per_s: float | None = None  # link to another rank
     message_s: float | None = None  # until a message to another rank has come, besides its bytes
+    kernel_s: float | None = None  # the least that a kernel takes; None: host and device are one
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rates", dict(self.rates))  # our own copy: a later change of theirs is not ours
         for key, value in _entries(self):
             if flaw := _flaw(key, value, plausible=False):
                 raise InputError(f"a machine's {key} {flaw}", hint=_hint(key))
+
+    @property
+    def recorded(self) -> Machine:
+        """Where a step's kernels are launched all at once: the host takes no time over them."""
+        return replace(self, launch_s=0.0)
+
+    def elapsed(self, host: float, device: float) -> float:
+        """Seconds of work that host and device have to do for a step."""
+        return host + device if self.kernel_s is None else max(host, device)
 
     def seconds(self, flops: float, bytes: float, dtype: str = "float32") -> float:
         """Time of one operator: its overhead, and the longer of arithmetic and memory traffic, which overlap.
@@ -290,11 +302,11 @@ PRESETS: Mapping[str, Machine] = MappingProxyType(
         ),
         "a100": Machine(
             "a100", 19.5e12, 2039e9, 25e9, 25e9, 80 * 10**9, None, 9e-6,
-            {"float64": 19.5e12, "tfloat32": 156e12, "bfloat16": 312e12, "float16": 312e12},
+            {"float64": 19.5e12, "tfloat32": 156e12, "bfloat16": 312e12, "float16": 312e12}, kernel_s=2e-6,
         ),
         "h200": Machine(
             "h200", 67e12, 4.8e12, 55e9, 55e9, 141 * 10**9, None, 9e-6,
-            {"float64": 67e12, "tfloat32": 494e12, "bfloat16": 989e12, "float16": 989e12}, 5e10, 3e-5,
+            {"float64": 67e12, "tfloat32": 494e12, "bfloat16": 989e12, "float16": 989e12}, 5e10, 3e-5, 2e-6,
         ),
     }
 )  # fmt: skip

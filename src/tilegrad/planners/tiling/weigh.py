@@ -9,7 +9,7 @@ This is for choosing. What is chosen is rehearsed, and the rehearsal is what a p
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -24,7 +24,7 @@ from ...ops import find
 from ...schedule import Storage, TilePhase
 from ...schedule.schedule import backward_uses, forward_uses
 from ...schedule.whole import roots_of
-from ...sim.clock import CALLS, FOLDS, JOIN, PYTHON, whole_seconds
+from ...sim.clock import CALLS, FOLDS, FREE, JOIN, Spent, call_of_python, whole_seconds
 from ...sim.machine import Machine
 from ...sim.training import training_graph
 from .walks import whole_phase
@@ -37,11 +37,16 @@ class Weight:
     """What tiles are estimated to need."""
 
     total_bytes: float
-    seconds: float
+    cost: Spent
     turn_bytes: float  # when backward begins, besides what records hold
     stored_bytes: float  # before that, besides what was there at first
     kept_bytes: Sizes = field(repr=False)  # what each tile's record holds, in the order they run, where it could stay
-    kept_seconds: float = 0.0  # what that saves, a tile
+    kept_cost: Spent  # what that saves, a tile
+    elapsed: Callable[[float, float], float] = field(repr=False)  # seconds of what host and device have to do
+
+    @property
+    def seconds(self) -> float:
+        return self.elapsed(*self.cost)
 
     def keep(self, budget: float) -> tuple[int, float]:
         """How many of the last tiles can be kept, and the seconds that are left."""
@@ -49,7 +54,7 @@ class Weight:
             return 0, self.seconds
         held = np.cumsum(self.kept_bytes[::-1])
         count = int(np.searchsorted(held, budget - self.turn_bytes, side="right"))
-        return count, self.seconds - count * self.kept_seconds
+        return count, self.elapsed(*self.cost.plus(self.kept_cost, -count))
 
     def with_kept(self, count: int) -> float:
         """Bytes with so many tiles kept."""
@@ -213,7 +218,8 @@ class Scale:
     def weigh(self, phases: Sequence[TilePhase], storage: str = Storage.DEVICE) -> Weight:
         near = storage == Storage.DEVICE
         before, after = self._held_between(phases, near)
-        seconds = again = peak = halos = turn = 0.0
+        cost = again = FREE
+        peak = halos = turn = 0.0
         kept: list[Sizes] = []
         for at, phase in enumerate(phases):
             table = self.moments(phase)
@@ -223,7 +229,7 @@ class Scale:
             halos += self._halos(phase) if near else 0.0
             peak = max(peak, before[at] + halos + float((table.plain @ bytes_).max(initial=0.0)))
             forward, once, backward, link = self._seconds(phase, near)
-            seconds += forward + link
+            cost = cost.plus(forward).plus(link)
             if self.train:
                 if phase.backward is not phase.forward:
                     bytes_ = whole * self._tiles(phase, phase.backward)[0]
@@ -231,15 +237,16 @@ class Scale:
                     (table.graded @ bytes_).max(0, initial=0.0), (table.back @ bytes_).max(0, initial=0.0)
                 )
                 peak = max(peak, after[at] + halos + float(most.max(initial=0.0)))
-                seconds += once + backward + 2 * link
+                cost = cost.plus(once).plus(backward).plus(link, 2)
                 saved = table.saved @ bytes_
                 turn = after[at] + float((most - saved).max(initial=0.0))
                 if phase.backward is phase.forward:
                     kept.append(saved[kinds])
-                    again += once
+                    again = again.plus(once)
         records = np.concatenate(kept) if kept else np.zeros(0)
         stored = float(before[-1]) - self.outside + halos if phases else 0.0
-        return Weight(peak, seconds, turn + halos, stored, records, again / max(1, len(records)))
+        saves = FREE.plus(again, 1 / max(1, len(records)))
+        return Weight(peak, cost, turn + halos, stored, records, saves, self.machine.elapsed)
 
     def floor(self, phases: Sequence[TilePhase], storage: str) -> float:
         """What is there between phases: no tiles of these walks need less."""
@@ -298,38 +305,39 @@ class Scale:
 
     # -- seconds -------------------------------------------------------------------------------------------------------
 
-    def _seconds(self, phase: TilePhase, near: bool) -> tuple[float, float, float, float]:
+    def _seconds(self, phase: TilePhase, near: bool) -> tuple[Spent, Spent, Spent, Spent]:
         """Forward, again, backward, and the link to where halos and stored values are kept."""
         machine, graph, tiling = self.machine, self.graph, phase.forward
         read = {name for node in phase.nodes for name in node.reads}
-        skipped = 0.0
-        call_s = (1 + PYTHON) * machine.launch_s
-        forward = back = moved = 0.0
+        call = call_of_python(machine)
+        forward = back = skipped = moved = calls = 0.0
         for node in phase.nodes:
             once, factor = self._node_seconds(node)
             share = _whole(tiling, node.outputs[0], "own") if tiling is not None else 1.0
             count = _runs(tiling, node.outputs[0]) if tiling is not None else 1
-            forward += share * once + count * call_s
+            forward += share * once
+            calls += count
             if node.outputs[0] in phase.stores and node.outputs[0] not in read and find(node).gradient_alone:
                 skipped += share * once
-            back += factor * share * once + count * call_s
+            back += factor * share * once
             name, size = node.outputs[0], graph.type(node.outputs[0]).bytes
             held = _whole(tiling, name, "held") if tiling is not None and tiling.mode == "stream" else share
             if held > share:
-                halos = CALLS * call_s * sum(2 * (n - 1) * prod(phase.grid) // n for n in phase.grid)
-                copied = JOIN * 2 * size * held / machine.bytes_per_s + halos
+                calls += CALLS * sum(2 * (n - 1) * prod(phase.grid) // n for n in phase.grid)
+                copied = JOIN * 2 * size * held / machine.bytes_per_s
                 forward += copied
                 back += copied
                 moved += 2 * size * (held - share)
         for fold in phase.folds:
-            calls = FOLDS * call_s * (_runs(tiling, fold.reads[0]) if tiling is not None else 1)
+            calls += FOLDS * (_runs(tiling, fold.reads[0]) if tiling is not None else 1)
             passed = 2 * graph.type(fold.reads[0]).bytes / machine.bytes_per_s
-            forward += passed + calls
-            back += 2 * passed + calls
+            forward += passed
+            back += 2 * passed
         stored = {v for v in (*phase.boxed, *phase.stores) if graph.value[v].kind.computed and len(graph.shape(v)) > 2}
         moved += sum(graph.type(v).bytes for v in stored)
         link = 0.0 if near else moved / min(machine.to_host_per_s, machine.from_host_per_s)
-        return forward, forward - skipped, back, link
+        found = [Spent(0.0, spent).plus(call, calls) for spent in (forward, forward - skipped, back)]
+        return found[0], found[1], found[2], Spent(0.0, link)
 
     def _node_seconds(self, node: Node) -> tuple[float, float]:
         if node.name not in self._cost:
