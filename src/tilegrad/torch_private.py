@@ -6,6 +6,7 @@ by their schemas (`_schema`), and storages are told apart by their address in C 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ __all__ = [
     "backward_task",
     "clone_each",
     "copy_each",
+    "expand_segments",
     "next_number",
     "pytree",
     "saving_is_hooked",
@@ -42,6 +44,7 @@ NAMES = (  # what must be there
     "_C._current_graph_task_id",
     "_foreach_mul",
     "_foreach_copy_",
+    "_C._accelerator_setAllocatorSettings",
     "nn.modules.module._global_backward_hooks",
     "nn.modules.module._global_backward_pre_hooks",
     "ops.aten.add.Tensor._schema",
@@ -79,3 +82,10 @@ def clone_each(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
 def backward_hooks_everywhere() -> bool:
     """Has someone hooked the backward pass of all modules?"""
     return bool(_module._global_backward_hooks or _module._global_backward_pre_hooks)
+
+
+def expand_segments() -> None:
+    """Let the allocator of GPUs enlarge what it holds instead of taking another piece, unless the user has set it up:
+    what it holds is then little more than what it has handed out."""
+    if not any(os.environ.get(name) for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")

@@ -56,7 +56,8 @@ class Planned(Runner):
     def __init__(self, captured: Captured, schedule: Schedule, plan: Schedule | None = None):
         check_schedule(schedule)
         self.captured, self.planning, self.schedule, self.plan = captured, None, schedule, plan
-        self.engine = Executor(schedule)
+        self.engine, self.device = Executor(schedule), torch.device("cpu")
+        self.recorded = self.reserved = None
 
 
 class Stepped(nn.Module):

@@ -32,7 +32,7 @@ from torch import Tensor
 from tilegrad.importers import Captured
 from tilegrad.ir import Graph
 from tilegrad.models import NETWORKS, example_shape
-from tilegrad.modules.runner import executable
+from tilegrad.modules.planned import executable
 from tilegrad.planners import Effort, TrainingStep, offload, plan_keep
 from tilegrad.planners.offload import plan_offload
 from tilegrad.planners.recompute import plan_recompute

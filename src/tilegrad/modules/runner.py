@@ -1,12 +1,19 @@
-"""A module planned for one input shape: binds tensors to the graph's values and runs sessions."""
+"""A module planned for one input shape: binds tensors to the graph's values and runs sessions.
+
+Rule R1  A step that runs out of memory is planned smaller and run again. Forward: buffers are written to at its end
+         only. Backward: gradients are handed out at its end only, so forward runs again, its updates are dropped, and
+         backward begins anew; a model whose outputs depend on buffers that it has written to by then is not run again.
+Rule R2  The first step is looked at (`Reserved`): where the allocator holds more than the budget, steps are planned
+         again, once, for as much less.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
-from typing import Any
+from functools import cache, cached_property
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,40 +22,19 @@ from torch.autograd import Function
 from ..bounds import lower_graph
 from ..errors import BudgetError, RunError
 from ..execution import Executor, Pass
-from ..execution.graphs import Flight, Recorded, Recorder, copied_bytes, why_not
+from ..execution.graphs import Flight, Recorded, Recorder
 from ..importers import Captured
-from ..ir import Graph, Kind
-from ..planners import (
-    Candidate,
-    Effort,
-    Fit,
-    Planning,
-    Problem,
-    Slack,
-    TileSearch,
-    TrainingStep,
-    plan_keep,
-    plan_step,
-)  # fmt: skip
-from ..progress import Progress
-from ..schedule import Schedule, Storage, check_schedule, fuse
-from ..schedule.whole import NodeIslands
-from ..sim.clock import measure_time
-from ..sim.machine import Machine
-from ..sim.measure import known_machine
-from ..sim.predict import predict
-from ..sim.rehearsal import outside_bytes
-from ..sim.training import training_graph
+from ..ir import Kind
 from ..torch_private import copy_each
 from ..units import format_bytes
 from .options import Options
-from .plan_file import Planned, plan_once
+from .plan_file import Planned
+from .planned import plan_call, say_what_is_whole
+from .reserved import Reserved, give_back, is_out_of_memory
 
-LOUD = 0.1  # of the predicted peak: from here on the log says what runs whole
+SMALLER = 0.75  # of a plan that ran out of memory: what the next one gets
+T = TypeVar("T")
 _log = logging.getLogger("tilegrad")
-SLACK = 0.01  # of what a step allocates
-WORTH = 1.03  # times a recorded step: from here on one that is not recorded takes so much longer that it pays
-QUICK = Effort(nodes=0)  # a module is planned when it is first called: the heuristic, which is near the best
 
 
 class Runner:
@@ -63,30 +49,131 @@ class Runner:
         device: torch.device,
         recorder: Recorder | None = None,
     ):
-        self.captured = captured
-        self.schedule, self.planning = plan_call(captured.graph, options.on(device), graded, cache(plain), device)
+        self.captured, self.options, self.device = captured, options.on(device), device
+        self._graded, self._plain, self._recorder = graded, cache(plain), recorder
+        self._use(self._planned(self.options))
+        budget = self.options.budget_on(device)
+        looks = device.type == "cuda" and budget is not None and self.schedule.mode != "none"
+        self.reserved = Reserved(device, budget) if looks and budget is not None else None
+
+    def _planned(self, options: Options) -> Planned:
+        return plan_call(self.captured.graph, options, self._graded, self._plain, self.device)
+
+    def _use(self, planned: Planned) -> None:
+        self.schedule, self.planning = planned
         if self.schedule.mode != "none" and self.schedule.phases:
             say_what_is_whole(self.schedule)
-        self.engine = Executor(self.schedule, device.type)
-        records = recorder is not None and "recorded_bytes" in self.schedule.predicted
-        self.recorded = Recorded(self.engine, recorder) if recorder is not None and records else None
+        self.engine = Executor(self.schedule, self.device.type)
+        records = self._recorder is not None and "recorded_bytes" in self.schedule.predicted
+        self.recorded = Recorded(self.engine, self._recorder) if self._recorder is not None and records else None
 
     def __call__(self, tensors: Mapping[str, Tensor], device: torch.device, flat: Sequence[Any] = ()) -> Any:
         """Run on what `Captured.bind` gave. `flat`: the tensors among the arguments."""
         check_writable(self.captured, tensors)
-        return self.captured.assemble(run_pass(self._session(tensors, device)), flat, tensors)
+        if self.reserved is not None and (less := self.reserved.lesson(self.schedule)) is not None:
+            self._plan_for(less)  # rule R2
+        return self.captured.assemble(run_pass(Step(self, tensors)), flat, tensors)
 
-    def _session(self, tensors: Mapping[str, Tensor], device: torch.device) -> Pass | Flight:
-        seed = new_seed() if self.engine.draws else 0
-        flight = self.recorded.flight(tensors, device, seed) if self.recorded is not None else None
-        return flight or Pass(self.engine, tensors, device, seed=seed)
+    def session(self, tensors: Mapping[str, Tensor], seed: int) -> Pass | Flight:
+        flight = self.recorded.flight(tensors, self.device, seed) if self.recorded is not None else None
+        return flight or Pass(self.engine, tensors, self.device, seed=seed)
+
+    def plan_smaller(self) -> bool:
+        """Rule R1. Is there a smaller plan? What was asked for otherwise (tiles of a size) does not count any more."""
+        self.recorded = None
+        give_back(self.device)
+        budget, need = self.options.budget_on(self.device), int(self.schedule.predicted.get("total_bytes", 0))
+        if self.schedule.mode == "none" or not need:
+            return False
+        less = int(SMALLER * min(need, budget or need))
+        _log.warning("out of memory in a step of %s: planned again for %s", format_bytes(need), format_bytes(less))
+        return self._plan_for(less)
+
+    def _plan_for(self, budget: int) -> bool:
+        try:
+            self._use(self._planned(replace(self.options, budget=budget, tile=None)))
+        except BudgetError as error:
+            _log.warning("there is no smaller plan: %s", error)
+            return False
+        return True
+
+    @cached_property
+    def repeatable(self) -> bool:
+        """Are outputs made from nothing that a step writes to?"""
+        graph = lower_graph(self.captured.graph)
+        seen, left = set[str](), list(graph.outputs)
+        while left:
+            name = left.pop()
+            if name not in seen:
+                seen.add(name)
+                left += graph.producer[name].reads if name in graph.producer else ()
+        return not seen & {old for old, _ in graph.updates}
+
+
+class Step:
+    """One call of a planned module: to autograd a pass, which is run again where memory runs out (rule R1)."""
+
+    def __init__(self, runner: Runner, tensors: Mapping[str, Tensor]):
+        self.runner, self.tensors = runner, tensors
+        self.seed = new_seed() if runner.engine.draws else 0
+        if runner.reserved is not None:
+            runner.reserved.begin(tensors)
+        self.session = runner.session(tensors, self.seed)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return self.session.needs
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        return self.session.output_names
+
+    @property
+    def spent(self) -> bool:
+        return self.session.spent
+
+    def forward(self) -> tuple[list[Tensor], list[tuple[str, Tensor]]]:
+        found = self._tried(lambda session: session.forward())
+        if self.runner.reserved is not None and not self.needs:
+            self.runner.reserved.end()
+        return found
+
+    def backward(self, grads: Sequence[Tensor | None]) -> dict[str, Tensor]:
+        ahead = [True]  # has this session gone forward?
+
+        def run(session: Pass | Flight) -> dict[str, Tensor]:
+            if not ahead:
+                session.forward()
+            ahead.clear()
+            return session.backward(grads)
+
+        found = self._tried(run, self.runner.repeatable)
+        if self.runner.reserved is not None:
+            self.runner.reserved.end()
+        return found
+
+    def _tried(self, run: Callable[[Pass | Flight], T], again: bool = True) -> T:
+        while True:
+            try:
+                return run(self.session)
+            except RuntimeError as error:
+                if not again or not is_out_of_memory(error):
+                    raise
+                failed = error.with_traceback(None)  # whose frames hold tensors
+            del self.session
+            if not self.runner.plan_smaller():
+                raise failed
+            self.session = self.runner.session(self.tensors, self.seed)
+
+
+Session = Pass | Flight | Step
 
 
 def new_seed() -> int:
     return int(torch.randint(1 << 62, ()).item())
 
 
-def run_pass(session: Pass | Flight) -> list[Tensor]:
+def run_pass(session: Session) -> list[Tensor]:
     """The outputs of a pass: to autograd one function, where anything needs a gradient."""
     tensors = session.tensors
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors.values()):
@@ -94,25 +181,6 @@ def run_pass(session: Pass | Flight) -> list[Tensor]:
     outputs, updates = session.forward()
     apply_updates(session, updates)
     return outputs
-
-
-def say_what_is_whole(schedule: Schedule) -> None:
-    """In the log, where one operator that runs whole holds much of the peak."""
-    peak = schedule.predicted.get("total_bytes", 0)
-    held = {
-        node.name: sum(schedule.graph.type(v).bytes for v in {*node.reads, *node.outputs})
-        for phase in schedule.phases
-        if not phase.tiled
-        for node in phase.nodes
-    }
-    worst = max(held, key=held.__getitem__, default=None)
-    if worst is not None and held[worst] > LOUD * peak > 0:
-        _log.warning(
-            "%s runs whole and holds %s of the predicted peak of %s; see docs/operators.md#barriers",
-            schedule.graph.node[worst].describe(),
-            format_bytes(held[worst]),
-            format_bytes(int(peak)),
-        )
 
 
 def check_writable(captured: Captured, tensors: Mapping[str, Tensor]) -> None:
@@ -129,7 +197,7 @@ class TiledFunction(Function):
     """The whole tiled module as one autograd function: parameters get their gradient once, whole."""
 
     @staticmethod
-    def forward(ctx: Any, session: Pass | Flight, names: Sequence[str], *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, session: Session, names: Sequence[str], *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.session, ctx.names = session, names
         outputs, updates = session.forward()
@@ -140,7 +208,7 @@ class TiledFunction(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        session: Pass | Flight | None = ctx.session
+        session: Session | None = ctx.session
         if torch.is_grad_enabled():
             raise RunError(
                 "second-order gradients through a tiled module are not available",
@@ -158,141 +226,7 @@ class TiledFunction(Function):
         return (None, None, *result)
 
 
-def apply_updates(session: Pass | Flight, updates: Sequence[tuple[str, Tensor]]) -> None:
+def apply_updates(session: Session, updates: Sequence[tuple[str, Tensor]]) -> None:
     if updates:
         with torch.no_grad():
             copy_each([session.tensors[name] for name, _ in updates], [value for _, value in updates])
-
-
-def plan_call(
-    graph: Graph, options: Options, graded: Sequence[str], plain: Callable[[], int], device: torch.device
-) -> Planned:
-    """What the options ask for, as the executor runs it. `graph`: as captured; `graded`: the outside values that need a
-    gradient; `plain`: what plain execution allocates."""
-    budget, machine = options.budget_on(device), known_machine(str(device))
-
-    def plan() -> Planned:
-        with Progress("planning") as progress:
-            progress.tell(f"{len(graph.nodes)} nodes of {graph.name}")
-            found = None
-            if options.records(device):
-                found = _plan_recorded(graph, options, graded, plain, device, machine)
-            return found or _plan(graph, options, graded, plain, device, machine)
-
-    if options.mode == "none" or (options.tile is None and budget is None):
-        return _plan(graph, options, graded, plain, device, machine)  # there is nothing to look for
-    asked = replace(options, budget=None), tuple(graded), str(device), plain() if budget is not None else None
-    return plan_once(graph, machine, budget, asked, plan)
-
-
-def _plan_recorded(
-    graph: Graph,
-    options: Options,
-    graded: Sequence[str],
-    plain: Callable[[], int],
-    device: torch.device,
-    machine: Machine,
-) -> Planned | None:
-    """For steps that are recorded as CUDA graphs: no Python between kernels, and room for what is copied. None where
-    that is not possible, or makes little difference."""
-    room, budget = copied_bytes(graph, graded), options.budget_on(device)
-    try:
-        inside = options if budget is None else replace(options, budget=max(1, budget - room))
-        schedule, planning = _plan(graph, inside, graded, plain, device, machine.recorded)
-    except BudgetError:
-        return None
-    if schedule.mode == "none" or why_not(Executor(schedule, device.type)) is not None:
-        return None
-    slow, fast = (measure_time(schedule, None, each).total_s for each in (machine, machine.recorded))
-    if options.cuda_graphs is None and slow < WORTH * fast:
-        return None
-    total = schedule.predicted["total_bytes"] + room
-    figures = {**schedule.predicted, "total_bytes": total, "recorded_bytes": room}
-    planning = None if planning is None or budget is None else replace(planning, budget=budget)
-    return replace(schedule, predicted=figures), planning
-
-
-def _plan(
-    captured: Graph,
-    options: Options,
-    graded: Sequence[str],
-    plain: Callable[[], int],
-    device: torch.device,
-    machine: Machine,
-) -> Planned:
-    schedule, planning = _search(captured, options, graded, plain, device, machine)
-    if isinstance(schedule.islands, NodeIslands):
-        schedule = executable(schedule, captured, graded, options.budget_on(device))
-    return schedule, planning
-
-
-def _search(
-    captured: Graph,
-    options: Options,
-    graded: Sequence[str],
-    plain: Callable[[], int],
-    device: torch.device,
-    machine: Machine,
-) -> Planned:
-    graph, mode = lower_graph(captured), options.mode
-    sizes, budget = options.sizes(graph), options.budget_on(device)
-    search = TileSearch(
-        graph, options.cut_axes(graph), mode, tuple(graded), bool(graded), plain, machine, options.axes is None
-    )
-    if options.planner == "keep" and graded and (budget is None or search.plain().prediction.total_bytes <= budget):
-        return plan_keep(training_graph(captured, graded)), None
-    if mode == "none" or (sizes is None and budget is None):
-        return search.plain().planned, None
-    if sizes is not None:
-        slack, storage = Slack(SLACK, outside_bytes(graph)), options.storage or Storage.DEVICE
-        fit = search.tiled(sizes, storage, None if budget is None else slack.inside(budget))
-        if budget is not None:
-            fit = keep_what_fits(search, fit, slack, budget)
-        check_schedule(fit.planned)
-        return fit.planned, None
-    assert budget is not None
-    planning = plan_module(captured, search, budget, options, device)
-    return planning.chosen.schedule, planning
-
-
-def plan_module(graph: Graph, search: TileSearch, budget: int, options: Options, device: torch.device) -> Planning:
-    """The full planner for a captured module: whole nodes again or on the host, tiles, or plain where it fits."""
-    plain_fit = search.plain()
-    plain_bytes = plain_fit.prediction.total_bytes
-    train = bool(search.graded)
-    outside = outside_bytes(graph)
-    step = None
-    if train and plain_bytes > budget and options.planner != "tile":
-        # On the CPU there is nowhere to copy to but a file, and that only if it is asked for.
-        hosted = device.type == "cuda" or options.storage == Storage.DISK or options.planner == "offload"
-        step = TrainingStep(training_graph(graph, search.graded), search.machine, QUICK, hosted)
-    seconds = step.keep.time_s if step is not None else plain_fit.seconds(search)
-    plain = Candidate("keep", "plain PyTorch", plain_fit.planned, plain_bytes, seconds)
-    if plain_bytes <= budget:
-        return Planning(graph, search.machine, budget, plain, (plain,), plain)
-    network = graph if step is not None else None
-    problem = Problem(budget, step, search, network, storages=options.storages(device), known=plain)
-    return plan_step(problem, planner=options.planner, slack=Slack(SLACK, outside))
-
-
-def keep_what_fits(search: TileSearch, fit: Fit, slack: Slack, budget: int) -> Fit:
-    """Tiles that were asked for, and a budget: as many of them kept as fit."""
-    need = fit.prediction.total_bytes
-    if need > slack.inside(budget):
-        raise BudgetError(
-            f"these tiles need {format_bytes(need)}, more than {format_bytes(budget)}, with none of them kept",
-            where=f"{fit.prediction.worst}, {fit.prediction.worst_node}".strip(", "),
-            hint="a smaller tile=, or budget= alone",
-        )
-    return search.dialled(fit, slack.inside(budget))
-
-
-def executable(plan: Schedule, forward: Graph, graded: Sequence[str], budget: int | None) -> Schedule:
-    """A plan of whole nodes as the executor runs it: what is kept anyway in one piece, unless that needs more."""
-    found = fuse(plan, forward)
-    prediction = predict(found, graded)
-    if budget is not None and prediction.total_bytes > max(budget, plan.predicted.get("total_bytes", 0)):
-        found = fuse(plan, forward, apart=True)
-        prediction = predict(found, graded)
-    check_schedule(found)
-    return replace(found, predicted={**plan.predicted, **prediction.figures})

@@ -1,0 +1,198 @@
+"""Plan a captured module for one input shape: what the options ask for, as the executor runs it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from ..bounds import lower_graph
+from ..errors import BudgetError
+from ..execution import Executor
+from ..execution.graphs import copied_bytes, why_not
+from ..ir import Graph
+from ..planners import (
+    Candidate,
+    Effort,
+    Fit,
+    Planning,
+    Problem,
+    Slack,
+    TileSearch,
+    TrainingStep,
+    plan_keep,
+    plan_step,
+)  # fmt: skip
+from ..progress import Progress
+from ..schedule import Schedule, Storage, check_schedule, fuse
+from ..schedule.whole import NodeIslands
+from ..sim.clock import measure_time
+from ..sim.machine import Machine
+from ..sim.measure import known_machine
+from ..sim.predict import predict
+from ..sim.rehearsal import outside_bytes
+from ..sim.training import training_graph
+from ..units import format_bytes
+from .options import Options
+from .plan_file import Planned, plan_once
+
+LOUD = 0.1  # of the predicted peak: from here on the log says what runs whole
+SLACK = 0.01  # of what a step allocates
+WORTH = 1.03  # times a recorded step: from here on one that is not recorded takes so much longer that it pays
+QUICK = Effort(nodes=0)  # a module is planned when it is first called: the heuristic, which is near the best
+_log = logging.getLogger("tilegrad")
+
+
+def plan_call(
+    graph: Graph, options: Options, graded: Sequence[str], plain: Callable[[], int], device: torch.device
+) -> Planned:
+    """What the options ask for, as the executor runs it. `graph`: as captured; `graded`: the outside values that need a
+    gradient; `plain`: what plain execution allocates."""
+    budget, machine = options.budget_on(device), known_machine(str(device))
+
+    def plan() -> Planned:
+        with Progress("planning") as progress:
+            progress.tell(f"{len(graph.nodes)} nodes of {graph.name}")
+            found = None
+            if options.records(device):
+                found = _plan_recorded(graph, options, graded, plain, device, machine)
+            return found or _plan(graph, options, graded, plain, device, machine)
+
+    if options.mode == "none" or (options.tile is None and budget is None):
+        return _plan(graph, options, graded, plain, device, machine)  # there is nothing to look for
+    asked = replace(options, budget=None), tuple(graded), str(device), plain() if budget is not None else None
+    return plan_once(graph, machine, budget, asked, plan)
+
+
+def _plan_recorded(
+    graph: Graph,
+    options: Options,
+    graded: Sequence[str],
+    plain: Callable[[], int],
+    device: torch.device,
+    machine: Machine,
+) -> Planned | None:
+    """For steps that are recorded as CUDA graphs: no Python between kernels, and room for what is copied. None where
+    that is not possible, or makes little difference."""
+    room, budget = copied_bytes(graph, graded), options.budget_on(device)
+    try:
+        inside = options if budget is None else replace(options, budget=max(1, budget - room))
+        schedule, planning = _plan(graph, inside, graded, plain, device, machine.recorded)
+    except BudgetError:
+        return None
+    if schedule.mode == "none" or why_not(Executor(schedule, device.type)) is not None:
+        return None
+    slow, fast = (measure_time(schedule, None, each).total_s for each in (machine, machine.recorded))
+    if options.cuda_graphs is None and slow < WORTH * fast:
+        return None
+    total = schedule.predicted["total_bytes"] + room
+    figures = {**schedule.predicted, "total_bytes": total, "recorded_bytes": room}
+    planning = None if planning is None or budget is None else replace(planning, budget=budget)
+    return replace(schedule, predicted=figures), planning
+
+
+def _plan(
+    captured: Graph,
+    options: Options,
+    graded: Sequence[str],
+    plain: Callable[[], int],
+    device: torch.device,
+    machine: Machine,
+) -> Planned:
+    schedule, planning = _search(captured, options, graded, plain, device, machine)
+    if isinstance(schedule.islands, NodeIslands):
+        schedule = executable(schedule, captured, graded, options.budget_on(device))
+    return schedule, planning
+
+
+def _search(
+    captured: Graph,
+    options: Options,
+    graded: Sequence[str],
+    plain: Callable[[], int],
+    device: torch.device,
+    machine: Machine,
+) -> Planned:
+    graph, mode = lower_graph(captured), options.mode
+    sizes, budget = options.sizes(graph), options.budget_on(device)
+    search = TileSearch(
+        graph, options.cut_axes(graph), mode, tuple(graded), bool(graded), plain, machine, options.axes is None
+    )
+    if options.planner == "keep" and graded and (budget is None or search.plain().prediction.total_bytes <= budget):
+        return plan_keep(training_graph(captured, graded)), None
+    if mode == "none" or (sizes is None and budget is None):
+        return search.plain().planned, None
+    if sizes is not None:
+        slack, storage = Slack(SLACK, outside_bytes(graph)), options.storage or Storage.DEVICE
+        fit = search.tiled(sizes, storage, None if budget is None else slack.inside(budget))
+        if budget is not None:
+            fit = keep_what_fits(search, fit, slack, budget)
+        check_schedule(fit.planned)
+        return fit.planned, None
+    assert budget is not None
+    planning = plan_module(captured, search, budget, options, device)
+    return planning.chosen.schedule, planning
+
+
+def plan_module(graph: Graph, search: TileSearch, budget: int, options: Options, device: torch.device) -> Planning:
+    """The full planner for a captured module: whole nodes again or on the host, tiles, or plain where it fits."""
+    plain_fit = search.plain()
+    plain_bytes = plain_fit.prediction.total_bytes
+    train = bool(search.graded)
+    outside = outside_bytes(graph)
+    step = None
+    if train and plain_bytes > budget and options.planner != "tile":
+        # On the CPU there is nowhere to copy to but a file, and that only if it is asked for.
+        hosted = device.type == "cuda" or options.storage == Storage.DISK or options.planner == "offload"
+        step = TrainingStep(training_graph(graph, search.graded), search.machine, QUICK, hosted)
+    seconds = step.keep.time_s if step is not None else plain_fit.seconds(search)
+    plain = Candidate("keep", "plain PyTorch", plain_fit.planned, plain_bytes, seconds)
+    if plain_bytes <= budget:
+        return Planning(graph, search.machine, budget, plain, (plain,), plain)
+    network = graph if step is not None else None
+    problem = Problem(budget, step, search, network, storages=options.storages(device), known=plain)
+    return plan_step(problem, planner=options.planner, slack=Slack(SLACK, outside))
+
+
+def keep_what_fits(search: TileSearch, fit: Fit, slack: Slack, budget: int) -> Fit:
+    """Tiles that were asked for, and a budget: as many of them kept as fit."""
+    need = fit.prediction.total_bytes
+    if need > slack.inside(budget):
+        raise BudgetError(
+            f"these tiles need {format_bytes(need)}, more than {format_bytes(budget)}, with none of them kept",
+            where=f"{fit.prediction.worst}, {fit.prediction.worst_node}".strip(", "),
+            hint="a smaller tile=, or budget= alone",
+        )
+    return search.dialled(fit, slack.inside(budget))
+
+
+def executable(plan: Schedule, forward: Graph, graded: Sequence[str], budget: int | None) -> Schedule:
+    """A plan of whole nodes as the executor runs it: what is kept anyway in one piece, unless that needs more."""
+    found = fuse(plan, forward)
+    prediction = predict(found, graded)
+    if budget is not None and prediction.total_bytes > max(budget, plan.predicted.get("total_bytes", 0)):
+        found = fuse(plan, forward, apart=True)
+        prediction = predict(found, graded)
+    check_schedule(found)
+    return replace(found, predicted={**plan.predicted, **prediction.figures})
+
+
+def say_what_is_whole(schedule: Schedule) -> None:
+    """In the log, where one operator that runs whole holds much of the peak."""
+    peak = schedule.predicted.get("total_bytes", 0)
+    held = {
+        node.name: sum(schedule.graph.type(v).bytes for v in {*node.reads, *node.outputs})
+        for phase in schedule.phases
+        if not phase.tiled
+        for node in phase.nodes
+    }
+    worst = max(held, key=held.__getitem__, default=None)
+    if worst is not None and held[worst] > LOUD * peak > 0:
+        _log.warning(
+            "%s runs whole and holds %s of the predicted peak of %s; see docs/operators.md#barriers",
+            schedule.graph.node[worst].describe(),
+            format_bytes(held[worst]),
+            format_bytes(int(peak)),
+        )
