@@ -46,7 +46,7 @@ class Reserved:
             self.most = max(self.most, torch.cuda.memory_reserved(self.device) - self.others)
 
     def lesson(self, schedule: Schedule) -> int | None:
-        """The budget to plan again for, where steps held more than they should: with as much more they are within it."""
+        """The budget to plan again for, where steps held more than they should: as much more than that is within it."""
         if self.most <= self.budget + COARSE or not self.again:
             return None
         self.again, self.left = False, 0

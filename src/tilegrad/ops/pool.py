@@ -30,6 +30,7 @@ def windows(call: Call, axes: int) -> tuple[Slide, ...]:
 
 class _Pool(Op):
     fresh_gradient = True
+    reach = 0.25
     pads = True
     adaptive: ClassVar[str]
 

@@ -31,12 +31,14 @@ from ..schedule import (
     unread_nodes,
 )  # fmt: skip
 from ..schedule.whole import roots_of
+from .cost import Cost
 from .machine import PEER, Machine
 from .rehearsal import shape_of
 
 PYTHON = 8.0  # launches: Python around one operator on a box, forward; about the same again backward
 JOIN = 4.0  # times the bytes: a tensor is put together of parts at a quarter of the speed at which one is read
 CALLS = 2.0  # for a halo that is given or received: it is cut out and kept, or found and joined
+MORE_KERNELS = 2.0  # in the backward of an operator: gradients of its weights, and their sums
 FOLDS = 8.0  # calls for a tile's part of a reduction: small numbers, and many of them
 DENSE, OTHER = 2.0, 1.5  # backward against forward: two products instead of one; three tensors moved instead of two
 
@@ -154,6 +156,7 @@ class _Counted:
             forward = back = skipped = FREE
             unread = unread_nodes(self.graph, island)
             moved, call = 0, call_of_python(self.machine)
+            more = Spent(0.0, MORE_KERNELS * call.device)
             for step in island.steps:
                 match step:
                     case Compute(node=name, out=out):
@@ -162,7 +165,7 @@ class _Counted:
                         once = Spent(0.0, whole * out.volume / max(1, of.out.size))
                         forward = forward.plus(once).plus(call)
                         skipped = skipped.plus(once) if name in unread else skipped
-                        back = back.plus(once, factor).plus(call)
+                        back = back.plus(once, factor).plus(call).plus(more)
                     case Join(value=value, held=held, receives=receives, gives=gives):
                         size = self.graph.type(value).item_bytes
                         copied = JOIN * ((2 * held.volume if receives else 0) + 2 * sum(h.box.volume for h in gives))
@@ -193,4 +196,5 @@ def whole_seconds(call: Call, machine: Machine) -> tuple[float, float]:
     op = find(call.node)
     moved = sum(t.bytes for t in (*call.inputs, *call.outputs))
     flops = op.flops(call) * call.out.size if op.dense else 0.0
-    return machine.seconds(flops, moved, call.out.dtype) - machine.launch_s, DENSE if op.dense else OTHER
+    cost = Cost(flops, moved, call.out.dtype, op.reach)
+    return cost.seconds(machine) - machine.launch_s, DENSE if op.dense else OTHER

@@ -1,7 +1,8 @@
 """What a node costs: arithmetic at the full rate, and bytes read and written. Forward, backward, whole or in part.
 
 Only dense arithmetic (convolutions, matrix products) counts as arithmetic; everything else waits for memory. Backward
-of a dense node is one such product per operand that gets a gradient. A node with a measured time takes that time.
+of a dense node is one such product per operand that gets a gradient. A node with a measured time takes that time. A
+GPU's figures are ceilings (datasheets, the best of all probes), of which operators reach a share (`Op.reach`).
 """
 
 from __future__ import annotations
@@ -13,19 +14,25 @@ from ..ir import Graph, Node, Phase, Role
 from ..ops import find
 from .machine import Machine
 
+DENSE_REACH = 0.4  # of a GPU's arithmetic: what convolutions of some dozens of channels reach
+
 
 @dataclass(frozen=True, slots=True)
 class Cost:
     flops: float
     bytes: float
     dtype: str = "float32"
+    reach: float = 1.0  # of a GPU's memory
 
     def seconds(self, machine: Machine) -> float:
-        return machine.seconds(self.flops, self.bytes, self.dtype)
+        if machine.kernel_s is None:
+            return machine.seconds(self.flops, self.bytes, self.dtype)
+        return machine.seconds(self.flops / DENSE_REACH, self.bytes / self.reach, self.dtype)
 
 
 def node_cost(graph: Graph, node: Node) -> Cost:
     """Flops, and bytes of everything it reads and writes. A gradient that it adds to in place counts once."""
+    of: Node | None = None
     if node.phase is Phase.FORWARD:
         flops, dtype = _dense_flops(graph, node), _dtype(graph, node)
     else:
@@ -35,7 +42,7 @@ def node_cost(graph: Graph, node: Node) -> Cost:
         dtype = _dtype(graph, of or node)
     reads = {i.value for i in node.inputs if i.role is not Role.SUM}
     moved = sum(graph.type(name).bytes for name in (*reads, *node.outputs))
-    return Cost(flops, moved, dtype)
+    return Cost(flops, moved, dtype, find(node if node.phase is Phase.FORWARD or of is None else of).reach)
 
 
 def node_seconds(graph: Graph, machine: Machine) -> dict[str, float]:

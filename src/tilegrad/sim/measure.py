@@ -28,6 +28,7 @@ from torch import Tensor
 from ..errors import InputError, TilegradError
 from ..files import cache_folder
 from ..progress import Progress, tick
+from .cards import card
 from .machine import CPU, NAME_LENGTH, PRESETS, Machine, load_machine, save_machine
 
 SECONDS = 4.0  # of measuring, beyond the first call of every probe
@@ -107,11 +108,13 @@ def device_bytes(device: torch.device) -> int | None:
 def known_machine(device: str = "cpu") -> Machine:
     """The measurement that is kept, or figures of its kind: nothing is measured now."""
     path, on_cpu = kept_path(device), torch.device(device).type == "cpu"
-    found = CPU if on_cpu else PRESETS["h200"]
+    found: Machine | None = None
     if path is not None:
         with contextlib.suppress(TilegradError):  # no file, or one that the next measurement will replace
             found = load_machine(path)
-    return found if on_cpu else _as_torch_is_set(found)
+    if on_cpu:
+        return found or CPU
+    return _as_torch_is_set(found or card(torch.cuda.get_device_properties(torch.device(device))))
 
 
 def _as_torch_is_set(machine: Machine) -> Machine:
@@ -124,7 +127,8 @@ def _as_torch_is_set(machine: Machine) -> Machine:
 def kept_path(device: str) -> Path | None:
     """The file a measurement is kept in; None where there is no place for it."""
     folder = cache_folder()
-    return None if folder is None else folder / f"machine-{device.replace(':', '-')}.toml"
+    kind = device.removesuffix(":0")  # "cuda" is its first
+    return None if folder is None else folder / f"machine-{kind.replace(':', '-')}.toml"
 
 
 def measure_machine(device: str = "cpu", *, seconds: float = SECONDS) -> Machine:
@@ -151,6 +155,7 @@ def measure_machine(device: str = "cpu", *, seconds: float = SECONDS) -> Machine
         device_bytes=None,
         host_bytes=None,
         launch_s=1 / best.pop("operators"),
+        kernel_s=PRESETS["h200"].kernel_s if where.type == "cuda" else None,
         rates=best,
     )
     return _with_sizes(machine, where)

@@ -24,7 +24,7 @@ from ...ops import find
 from ...schedule import Storage, TilePhase
 from ...schedule.schedule import backward_uses, forward_uses
 from ...schedule.whole import roots_of
-from ...sim.clock import CALLS, FOLDS, FREE, JOIN, Spent, call_of_python, whole_seconds
+from ...sim.clock import CALLS, FOLDS, FREE, JOIN, MORE_KERNELS, Spent, call_of_python, whole_seconds
 from ...sim.machine import Machine
 from ...sim.training import training_graph
 from .walks import whole_phase
@@ -310,13 +310,14 @@ class Scale:
         machine, graph, tiling = self.machine, self.graph, phase.forward
         read = {name for node in phase.nodes for name in node.reads}
         call = call_of_python(machine)
-        forward = back = skipped = moved = calls = 0.0
+        forward = back = skipped = moved = calls = runs = 0.0
         for node in phase.nodes:
             once, factor = self._node_seconds(node)
             share = _whole(tiling, node.outputs[0], "own") if tiling is not None else 1.0
             count = _runs(tiling, node.outputs[0]) if tiling is not None else 1
             forward += share * once
             calls += count
+            runs += count
             if node.outputs[0] in phase.stores and node.outputs[0] not in read and find(node).gradient_alone:
                 skipped += share * once
             back += factor * share * once
@@ -336,6 +337,7 @@ class Scale:
         stored = {v for v in (*phase.boxed, *phase.stores) if graph.value[v].kind.computed and len(graph.shape(v)) > 2}
         moved += sum(graph.type(v).bytes for v in stored)
         link = 0.0 if near else moved / min(machine.to_host_per_s, machine.from_host_per_s)
+        back += MORE_KERNELS * runs * call.device
         found = [Spent(0.0, spent).plus(call, calls) for spent in (forward, forward - skipped, back)]
         return found[0], found[1], found[2], Spent(0.0, link)
 
