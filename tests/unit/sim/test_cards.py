@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -43,5 +44,6 @@ def test_properties_that_a_driver_does_not_tell() -> None:
     assert 0 < found.bytes_per_s <= PRESETS["h200"].bytes_per_s
 
 
-def test_a_measurement_of_cuda_is_that_of_its_first_device() -> None:
+def test_a_measurement_of_cuda_is_that_of_its_first_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tilegrad.sim.measure.cache_folder", lambda: tmp_path)
     assert kept_path("cuda") == kept_path("cuda:0") != kept_path("cuda:1")
