@@ -39,6 +39,7 @@ class Executor:
         self._unread: dict[str, frozenset[str]] = {}
         self._needs: dict[frozenset[str], frozenset[str]] = {}
         self._reached: dict[frozenset[str], frozenset[str]] = {}
+        self._loads: dict[frozenset[str], list[tuple[str, Box]]] = {}
         self.calls: dict[str, Call] = {node.name: call_of(self.graph, node) for node in self.graph.nodes}
         self.ops: dict[str, Op] = {node.name: find(node) for node in self.graph.nodes}
         self.full = {value.name: Box.full(value.type.shape) for value in self.graph.values}
@@ -150,6 +151,15 @@ class Executor:
             case Backward(island=name):
                 return self.schedule.islands[name].reads_back(self.graph)
         return ()
+
+    def loads(self, names: frozenset[str]) -> list[tuple[str, Box]]:
+        """The boxes of these values that steps read, in order."""
+        if names not in self._loads:
+            runs = (self.schedule.islands[s.island] for s in self.schedule.steps if isinstance(s, Run))
+            steps = (step for island in runs for step in island.steps)
+            found = [(step.value, step.box) for step in steps if isinstance(step, Load) and step.value in names]
+            self._loads[names] = found
+        return self._loads[names]
 
     def reduction(self, node: str) -> Reduction:
         op = self.ops[node]

@@ -35,6 +35,7 @@ from ..schedule import (
     Storage,
     Sum,
 )
+from .ahead import Ahead
 from .buffers import Buffers
 from .executor import Executor
 from .field import Field
@@ -77,6 +78,8 @@ class Pass:
         self.buffers = Buffers(tensors, executor.written)
         self.ranks = Ranks(self, peers) if peers is not None else None
         self.moves = Mover(device)
+        away = {name: t for name, t in tensors.items() if t.device.type == "cpu" and device.type == "cuda"}
+        self.ahead = Ahead(device, away, executor.loads(frozenset(away))) if away and peers is None else None
         self.away: set[str] = set()
         self.together: dict[str, tuple[str, ...]] = {}  # gradients that went away in one piece
         self.anchor = torch.zeros((), device=device, requires_grad=True)
@@ -302,6 +305,8 @@ class Pass:
         if name in self.tensors:
             tensor = self.buffers.before.get(name, self.tensors[name])
             here = self.extent(name)
+            if self.ahead is not None and name in self.ahead.tensors and box != here:
+                return self.ahead.read(name, box)
             found = tensor if box is here or box == here else tensor[box.within(here).slices]
             return found.detach().to(self.device, non_blocking=True)
         if box.empty:
