@@ -88,9 +88,7 @@ def _copies(problem: Problem, least: int) -> Iterator[str]:
             yield f'planner="offload" ({format_bytes(needed)}, values wait in a file)'
 
 
-def _less_in_tiles(
-    search: TileSearch | None, tiles: Candidate, storages: Sequence[str], least: int
-) -> Iterator[str]:
+def _less_in_tiles(search: TileSearch | None, tiles: Candidate, storages: Sequence[str], least: int) -> Iterator[str]:
     """Halos elsewhere, norms that need not wait for the whole image, an operator that runs whole."""
     if search is not None and tuple(storages) == (Storage.DEVICE,):
         away = search.scale.weigh(tiles.schedule.phases, Storage.DISK).total_bytes
