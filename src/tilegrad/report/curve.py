@@ -117,8 +117,8 @@ def in_words(candidate: Candidate) -> str:
         {n for p in plan["phases"] for n in p["nodes"] + p["folds"]}
     ):
         parts.append("the rest whole")
-    if plan["again"]:
-        parts.append(f"{len(plan['again'])} nodes run again")
+    if count := len(plan["again"]):
+        parts.append(f"{count} nodes run again" if count > 1 else "1 node runs again")
     if candidate.host_bytes:
         parts.append(f"{format_bytes(candidate.host_bytes)} to and from the {'host' if not tiled else plan['halos']}")
     return ", ".join(parts) or "everything kept"

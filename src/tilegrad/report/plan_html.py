@@ -55,10 +55,11 @@ def _drawn(planning: Planning, curve: Curve) -> list[Drawn]:
 
 
 def _scatter(curve: Curve) -> Scatter | None:
-    if len(curve.points) < 2 or not all(map(math.isfinite, curve.times)):
+    if len(curve.points) < 2 or not curve.front:
         return None
+    front = {id(c) for c in curve.front}
     points = [
-        Point(c.peak_bytes, c.time_s, f"{c.planner}: {c.detail}", _chosen_for(curve, c), c in curve.front)
+        Point(c.peak_bytes, c.time_s, f"{c.planner}: {c.detail}", _chosen_for(curve, c), id(c) in front)
         for c in curve.points
     ]
     caption = (
