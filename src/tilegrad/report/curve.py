@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +11,7 @@ from typing import Any
 
 from ..errors import BudgetError
 from ..planners import Candidate, Planning
-from ..schedule import Storage, plan_to_json
+from ..schedule import Storage
 from ..units import format_bytes, format_sizes
 
 HEADROOM = 1.15  # times the slowest plan on the front: what is slower still would press the rest flat
@@ -104,21 +105,21 @@ def _refused(budget: int, error: BudgetError) -> dict[str, Any]:
 
 def in_words(candidate: Candidate) -> str:
     """What a plan does: "3x3 tiles along h,w, 5 of 9 kept", "13 nodes run again, 2.69GiB to and from the host"."""
-    plan = plan_to_json(candidate.schedule)
-    tiled = [phase for phase in plan["phases"] if phase["axes"]]
-    parts = list(dict.fromkeys(f"{format_sizes(tuple(p['grid']))} tiles along {','.join(p['axes'])}" for p in tiled))
+    schedule = candidate.schedule
+    tiled = [phase for phase in schedule.phases if phase.forward is not None and phase.tiled]
+    grids = {(p.grid, p.forward.tiled): None for p in tiled if p.forward is not None}
+    parts = [f"{format_sizes(grid)} tiles along {','.join(axes)}" for grid, axes in grids]
     if len(tiled) > 1:
         parts = [f"{' and '.join(parts)} in {len(tiled)} walks"]
-    if tiled and plan["kept"]:
-        parts.append(f"{len(plan['kept'])} of {sum(prod(p['grid']) for p in tiled)} kept")
-    if tiled and plan["halos"] != Storage.DEVICE:
-        parts.append(f"halos on {plan['halos']}")
-    if tiled and len(candidate.schedule.graph.nodes) > len(
-        {n for p in plan["phases"] for n in p["nodes"] + p["folds"]}
-    ):
+    if tiled and schedule.kept:
+        parts.append(f"{len(schedule.kept)} of {sum(prod(phase.grid) for phase in tiled)} kept")
+    if tiled and schedule.storage != Storage.DEVICE:
+        parts.append(f"halos on {schedule.storage}")
+    if tiled and len({node.name for p in schedule.phases for node in (*p.nodes, *p.folds)}) < len(schedule.graph.nodes):
         parts.append("the rest whole")
-    if count := len(plan["again"]):
-        parts.append(f"{count} nodes run again" if count > 1 else "1 node runs again")
+    counts = Counter(name for name in schedule.runs if name in schedule.graph.node)
+    if again := sum(count > 1 for count in counts.values()):
+        parts.append(f"{again} nodes run again" if again > 1 else "1 node runs again")
     if candidate.host_bytes:
-        parts.append(f"{format_bytes(candidate.host_bytes)} to and from the {'host' if not tiled else plan['halos']}")
+        parts.append(f"{format_bytes(candidate.host_bytes)} to and from {schedule.storage if tiled else 'the host'}")
     return ", ".join(parts) or "everything kept"

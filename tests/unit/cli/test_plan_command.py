@@ -147,8 +147,8 @@ def test_several_budgets_as_a_table(graph: str, capsys: pytest.CaptureFixture[st
     assert captured.err == "" and lines[0].strip().startswith("plans for 3 budgets; plain needs 5.00MiB, ")
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
     assert [row[0] for row in rows] == ["4.77MiB", "3.81MiB", "1000B"]
-    assert re.fullmatch(r"\d+ nodes run again", rows[0][3]) and rows[0][6].startswith("+")
-    assert re.fullmatch(r"(\d+ nodes run again, )?\S+ to and from the host", rows[1][3])
+    for row in rows[:2]:
+        assert re.fullmatch(r"(\d+ nodes run again, )?\S+ to and from the host", row[3]) and row[6].startswith("+")
     assert re.fullmatch(r"nothing fits: the least is 3\.\d+MiB", rows[2][3]) and rows[2][4:] == ["", "", ""]
     assert sum("┤" in line for line in lines) == 12 and lines[-1] == "machine     v100"
 
