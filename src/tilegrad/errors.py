@@ -55,7 +55,11 @@ class FormatError(InputError):
 
 
 class BudgetError(TilegradError, ValueError):
-    """Nothing fits the memory budget."""
+    """Nothing fits the memory budget. `least_bytes`: the smallest budget that works, where one is known."""
+
+    def __init__(self, what: str, *, where: str | None = None, hint: str | None = None, least_bytes: int | None = None):
+        super().__init__(what, where=where, hint=hint)
+        self.least_bytes = least_bytes
 
 
 class RunError(TilegradError, RuntimeError):

@@ -14,6 +14,8 @@ _FACTORS = {"": 1, "b": 1} | {
 _BYTES = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 _SHARE = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*(%?)\s*of\s+(?:the\s+)?device\s*", re.IGNORECASE)
+_OF_PLAIN = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*%(?:\s*of\s+plain)?\s*", re.IGNORECASE)
+RANGE = 9  # budgets in a range: 10%..90% in steps of ten
 
 
 def parse_bytes(text: str | int | float) -> int:
@@ -42,6 +44,27 @@ def parse_budget(text: str | int | float, device_bytes: int | None = None) -> in
     if device_bytes is None:
         raise InputError(f"{text}: how large the device is is not known here", hint='bytes, such as "4GiB"')
     return int(share * device_bytes)
+
+
+def parse_budgets(text: str, device_bytes: int | None, plain_bytes: int) -> list[int]:
+    """As `parse_budget`, and `"40%"`, a share of what plain needs; `"10%..90%"` and `"2GiB..6GiB"` are nine budgets."""
+    found = [_budget(part, device_bytes, plain_bytes) for part in text.split("..", 1)]
+    if len(found) == 1:
+        return found
+    low, high = found
+    if low >= high:
+        raise InputError(f"the budgets {text} do not go from less to more", hint="10%..90%, or 2GiB..6GiB")
+    return [low + (high - low) * step // (RANGE - 1) for step in range(RANGE)]
+
+
+def _budget(text: str, device_bytes: int | None, plain_bytes: int) -> int:
+    match = _OF_PLAIN.fullmatch(text)
+    if match is None:
+        return parse_budget(text, device_bytes)
+    found = int(float(match[1]) / 100 * plain_bytes)
+    if not 1 <= found < 2**63:
+        raise InputError(f"a budget of {text} is not possible", hint="50%, or 10%..90%")
+    return found
 
 
 def format_bytes(count: int | float) -> str:

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from tabs import Open, tip
 
-from tilegrad.planners import Candidate, Effort, Planning, Problem, TrainingStep, plan_step
+from tilegrad.planners import Candidate, Effort, Planning, Problem, TrainingStep, plan_step, sweep
+from tilegrad.report.curve import make_curve
 from tilegrad.report.plan_html import plan_page
 from tilegrad.schedule import Schedule
 from tilegrad.sim.machine import find_machine
@@ -65,3 +66,27 @@ def test_tiles(open_page: Open) -> None:
     tab = open_page(plan_page(replace(planning, candidates=(planning.plain, tiles), chosen=tiles)))
     assert "is in step 2, when tile 'b' runs" in tab.inner_text("#memory-caption") and tab.locator("#map").is_hidden()
     assert tab.locator("#peak tbody tr").count() == 2
+
+
+def test_time_against_memory(open_page: Open) -> None:
+    """Every plan can be pointed at and reached with keys; budgets are lines."""
+    graph = chain_graph([8 * MIB, 16 * MIB, 24 * MIB] * 4, time_s=0.01)
+    steps = TrainingStep(graph, find_machine("v100"), Effort(work=50_000, nodes=0))
+    budgets = [int(steps.keep.peak_bytes * share) for share in (0.5, 0.6, 0.8)]
+    curve = make_curve(budgets, sweep(Problem(0, steps), budgets))
+    tab = open_page(plan_page(curve.tightest, curve))
+    plans = tab.locator("#scatter-svg .plan")
+    assert plans.count() == len(curve.points) and tab.locator("#scatter-svg line.budget").count() == 3
+    assert tab.locator("#scatter-svg .plan.chosen").count() == len({id(p.chosen) for p in curve.plannings})
+    assert tab.locator("#scatter-svg .plan[tabindex='0']").count() == 1
+    tab.locator("#scatter-svg .plan[tabindex='0']").focus()
+    tab.keyboard.press("Home")
+    for at, point in enumerate(curve.points):
+        lines = tip(tab, "scatter")
+        assert lines[0] == f"{point.planner}: {point.detail}" and f"({point.peak_bytes:,} bytes)" in lines[1]
+        assert plans.nth(at).get_attribute("aria-label") == ", ".join(lines)
+        assert any(line.startswith("chosen for") for line in lines) == bool(curve.budgets_of(point))
+        tab.keyboard.press("ArrowRight")
+    tab.keyboard.press("Tab")
+    assert tip(tab, "scatter") == []
+    assert tab.locator("#tables h2").all_text_contents() == ["Budgets", "Candidates"]

@@ -38,6 +38,11 @@ def test_an_error_crosses_processes(cls: type[TilegradError]) -> None:
     assert str(back) == str(error) and vars(back) == vars(error)
 
 
+def test_the_least_budget_crosses_processes() -> None:
+    back = pickle.loads(pickle.dumps(errors.BudgetError("what", hint="hint", least_bytes=7)))
+    assert (back.least_bytes, str(back)) == (7, "what\n  try  hint")
+
+
 def test_the_tree_is_as_drawn() -> None:
     """Each line of the drawing is a class, below the class it is drawn under."""
     drawn = re.findall(r"^    (.*?)(\w+Error)\b", errors.__doc__ or "", re.MULTILINE)

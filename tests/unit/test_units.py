@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilegrad.errors import InputError
-from tilegrad.units import format_bytes, format_sizes, parse_budget, parse_bytes, parse_sizes
+from tilegrad.units import format_bytes, format_sizes, parse_budget, parse_budgets, parse_bytes, parse_sizes
 
 
 @pytest.mark.parametrize(
@@ -131,3 +131,37 @@ def test_what_is_not_a_shape(text: str) -> None:
     with pytest.raises(InputError, match="is not a grid") as caught:
         parse_sizes(text, "grid")
     assert "1x3x512x512" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "budgets"),
+    [
+        ("4GB", [4_000_000_000]),
+        ("50% of device", [8_000_000_000]),
+        ("40%", [400]),
+        ("2.5 % of plain", [25]),
+        ("120%", [1200]),
+        ("10%..90%", [100, 200, 300, 400, 500, 600, 700, 800, 900]),
+        ("1.5kB..1.9kB", [1500, 1550, 1600, 1650, 1700, 1750, 1800, 1850, 1900]),
+        ("10%..900", [100, 200, 300, 400, 500, 600, 700, 800, 900]),
+    ],
+)
+def test_budgets_and_ranges_of_them(text: str, budgets: list[int]) -> None:
+    assert parse_budgets(text, 16_000_000_000, 1000) == budgets
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("0%", "a budget of 0% is not possible"),
+        ("90%..10%", "the budgets 90%..10% do not go from less to more"),
+        ("1GB..1GB", "do not go from less to more"),
+        ("..4GB", "'' is not a number of bytes"),
+        ("1GB..", "'' is not a number of bytes"),
+        ("1GB..2GB..3GB", "'2GB..3GB' is not a number of bytes"),
+        ("-10%", "'-10%' is not a number of bytes"),
+    ],
+)
+def test_what_are_no_budgets(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        parse_budgets(text, 16_000_000_000, 1000)

@@ -14,23 +14,30 @@ from ..errors import InputError, ModelError
 from ..importers import export_module, load
 from ..ir import Kind
 from ..models import NETWORKS
-from ..planners import Effort, Planning, Problem, TileSearch, TrainingStep, imported_tiles, planner_names, sweep
-from ..report.plan import print_candidates, print_peak
+from ..planners import Effort, Problem, TileSearch, TrainingStep, imported_tiles, planner_names, sweep
+from ..report.curve import Curve, make_curve
+from ..report.plan import print_budgets, print_candidates, print_curve, print_peak
 from ..report.plan_html import save_plan_html
+from ..report.plots import check_plot, save_curve_plot
 from ..schedule import Storage
 from ..sim.machine import Machine, find_machine
 from ..sim.measure import this_machine
 from ..sim.plain import plain_bytes
 from ..sim.training import training_graph
-from ..units import parse_budget
+from ..units import parse_budgets
 from .console import make_console
 from .model import input_shapes, load_model
+
+CURVE = "10%..90%"  # of plain: what is planned for where no budget is given
 
 
 def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL|FILE", help="a model as for `tilegrad tiles`, or a graph in a file")
     parser.add_argument(
-        "--budget", action="append", required=True, metavar="4GB", help='bytes, or "0.5 of device"; repeat for a sweep'
+        "--budget",
+        action="append",
+        metavar="4GB",
+        help='bytes, "0.5 of device", 50%% of plain, or a range, 2GB..6GB; may repeat (default: 10%%..90%%)',
     )
     parser.add_argument("--input", action="append", metavar="1x3x512x512", help="shape of a model's input; may repeat")
     parser.add_argument("--planner", choices=planner_names(), default="auto", help="which planner (default: all)")
@@ -47,6 +54,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", help=argparse.SUPPRESS)  # what --effort was called when it was timed
     parser.add_argument("--json", action="store_true", help="JSON on standard output")
     parser.add_argument("--html", metavar="OUT.html", help="write a report, too")
+    parser.add_argument("--plot", metavar="OUT.svg", help="time against memory for a paper, too (.svg, .pdf, .png)")
     parser.set_defaults(run=run)
 
 
@@ -61,7 +69,11 @@ def run(args: argparse.Namespace) -> int:
     shapes = [] if imported else input_shapes(args)
     default = "v100" if imported else "this"
     machine = find_machine(args.machine or default, partial(this_machine, args.device))
-    budgets = [parse_budget(text, machine.device_bytes) for text in args.budget]
+    asked = args.budget or [CURVE]
+    for text in asked:
+        parse_budgets(text, machine.device_bytes, 1 << 40)  # what cannot be is refused before anything is planned
+    if args.plot:
+        check_plot(args.plot)
     effort = Effort(nodes=args.effort)
     if imported:
         graph = load(args.model)
@@ -70,15 +82,18 @@ def run(args: argparse.Namespace) -> int:
         hosted = (args.machine or default) != "this" or args.device == "cuda"
         problem = _problem(args.model, shapes, machine, effort, hosted or args.planner == "offload")
     storages = (Storage.DEVICE, Storage.HOST) if hosted else (Storage.DEVICE, Storage.DISK)
-    found = sweep(replace(problem, storages=storages), budgets, planner=args.planner)
+    assert problem.plain is not None
+    plain = problem.plain.peak_bytes
+    budgets = [budget for text in asked for budget in parse_budgets(text, machine.device_bytes, plain)]
+    curve = make_curve(budgets, sweep(replace(problem, storages=storages), budgets, planner=args.planner))
     if args.json:
-        plans = [planning.to_json() for planning in found]
-        print(json.dumps(plans[0] if len(plans) == 1 else {"schema": 1, "sweep": plans}))
+        print(json.dumps(curve.to_json() if len(budgets) > 1 else curve.tightest.to_json()))
     else:
-        for planning in found:
-            _print(planning)
+        _print(curve)
     if args.html:
-        save_plan_html(found[-1], args.html)
+        save_plan_html(curve.tightest, args.html, curve)
+    if args.plot:
+        save_curve_plot(curve, args.plot)
     return 0
 
 
@@ -106,10 +121,15 @@ def _problem(model: str, shapes: Sequence[tuple[int, ...]], machine: Machine, ef
     return Problem(0, TrainingStep(training_graph(graph, graded), machine, effort, hosted), tiles, graph)
 
 
-def _print(planning: Planning) -> None:
-    console = make_console()
-    print_candidates(planning.candidates, planning.chosen, planning.plain, planning.budget, console)
-    print_peak(planning.chosen, console)
-    for note in planning.chosen.notes:
+def _print(curve: Curve) -> None:
+    """Of one budget all candidates and what is alive at the peak; of several what is chosen for each."""
+    console, planning = make_console(), curve.tightest
+    if len(curve.asked) > 1:
+        print_budgets(curve, console)
+    else:
+        print_candidates(planning.candidates, planning.chosen, planning.plain, planning.budget, console)
+        print_peak(planning.chosen, console)
+    print_curve(curve, console)
+    for note in dict.fromkeys(note for found in curve.plannings for note in found.chosen.notes):
         console.print(f"note: {note}")
     console.print(f"machine     {planning.machine.name}", highlight=False)

@@ -24,6 +24,7 @@ from ..planners import (
     TrainingStep,
     plan_keep,
     plan_step,
+    tiles_too_large,
 )  # fmt: skip
 from ..progress import Progress
 from ..schedule import Schedule, Storage, check_schedule, fuse
@@ -160,11 +161,7 @@ def keep_what_fits(search: TileSearch, fit: Fit, slack: Slack, budget: int) -> F
     """Tiles that were asked for, and a budget: as many of them kept as fit."""
     need = fit.prediction.total_bytes
     if need > slack.inside(budget):
-        raise BudgetError(
-            f"these tiles need {format_bytes(need)}, more than {format_bytes(budget)}, with none of them kept",
-            where=f"{fit.prediction.worst}, {fit.prediction.worst_node}".strip(", "),
-            hint="a smaller tile=, or budget= alone",
-        )
+        raise tiles_too_large(search, fit, budget, slack.around(need))
     return search.dialled(fit, slack.inside(budget))
 
 

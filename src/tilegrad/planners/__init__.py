@@ -17,6 +17,7 @@ from .problem import Problem as Problem
 from .problem import Proposal as Proposal
 from .problem import TrainingStep as TrainingStep
 from .problem import plan_keep as plan_keep
+from .refusal import tiles_too_large as tiles_too_large
 from .tile import Fit as Fit
 from .tile import TileSearch as TileSearch
 from .tiling import TileSizes as TileSizes

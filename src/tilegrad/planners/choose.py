@@ -17,6 +17,7 @@ from ..progress import Progress
 from ..sim.machine import Machine
 from ..units import format_bytes
 from .problem import Candidate, Planner, Problem, judge
+from .refusal import nothing_fits
 
 _log = logging.getLogger("tilegrad")
 
@@ -176,15 +177,24 @@ def fastest(candidates: Sequence[Candidate], budget: int) -> Candidate | None:
     return min(fitting, key=lambda c: (c.time_s, c.host_bytes, c.peak_bytes), default=None)
 
 
-def sweep(problem: Problem, budgets: Sequence[int], **options: Any) -> list[Planning]:
-    """Plans for several budgets, in their order. A plan for less serves for more: time never rises with the budget."""
+def sweep(problem: Problem, budgets: Sequence[int], **options: Any) -> list[Planning | BudgetError]:
+    """For several budgets, in their order, a planning, or why there is none. A plan for less serves for more: time
+    never rises with the budget, and where nothing fits, nothing is looked for in less. An error where none fit."""
+    found: dict[int, Planning | BudgetError] = {}
+    refused: BudgetError | None = None
+    for budget in sorted(set(budgets), reverse=True):
+        try:
+            found[budget] = refused or plan_step(replace(problem, budget=budget), **options)
+        except BudgetError as error:
+            found[budget] = refused = error
     best: Candidate | None = None
-    found: dict[int, Planning] = {}
-    for budget in sorted(set(budgets)):
-        planning = plan_step(replace(problem, budget=budget), **options)
-        if best is not None and best.time_s < planning.chosen.time_s:
-            planning = replace(planning, candidates=(*planning.candidates, best), chosen=best)
-        best, found[budget] = planning.chosen, planning
+    for budget, planning in reversed(found.items()):
+        if isinstance(planning, Planning):
+            if best is not None and best.time_s < planning.chosen.time_s:
+                found[budget] = planning = replace(planning, candidates=(*planning.candidates, best), chosen=best)
+            best = planning.chosen
+    if best is None and refused is not None:
+        raise refused
     return [found[budget] for budget in budgets]
 
 
@@ -197,14 +207,8 @@ def _nothing_fits(problem: Problem, found: Sequence[Candidate], slack: Slack, as
         name = next(iter(asked))
         return BudgetError(f"the planner '{name}' has no plan for this network", hint='planner="auto"')
     least, where = min(options)
-    least = slack.around(least)
-    place, more = ("", "a smaller batch") if problem.ranks is None else (" on a rank", "more ranks")
-    return BudgetError(
-        f"nothing fits {format_bytes(problem.budget)}{place}: the smallest plan found needs {format_bytes(least)} "
-        f"({least} bytes)",
-        where=where,
-        hint=f'budget="{-(-least // 2**20)}MiB", or {more}',
-    )
+    planner = next(iter(asked)) if len(asked) == 1 else "auto"
+    return nothing_fits(problem, slack.around(least), where, found, planner)
 
 
 def _why(candidate: Candidate) -> str:

@@ -28,6 +28,7 @@ SCRIPTS = (  # in this order: each uses what those before it define
     "report_table.js",
     "report_profile.js",
     "report_chart.js",
+    "report_scatter.js",
     "report_memory.js",
     "report_map.js",
     "report_timeline.js",

@@ -17,7 +17,7 @@ from ..analysis.addresses import join_spans
 from ..analysis.live import find_live
 from ..profile import Block, BlockKind, Operator, Profile, Span
 from .html_text import clean_text
-from .page import Drawn, Page, Table
+from .page import Drawn, Page, Scatter, Table
 
 AGAIN, FETCHED = "made again", "back from the host"
 CLASSES = (*(str(kind) for kind in BlockKind), AGAIN, FETCHED)  # of blocks, lowest in the stack first
@@ -46,6 +46,7 @@ def page_data(page: Page) -> dict[str, Any]:
         "notes": [clean_text(note, 2000) for note in notes],
         "budget_bytes": page.budget_bytes,
         "tables": [_table(table) for table in page.tables],
+        "scatter": None if page.scatter is None else _scatter(page.scatter),
         "profile": whole,
         "others": [_curve(drawn, unit) for drawn in others],
         "classes": CLASSES,
@@ -75,6 +76,18 @@ def _table(table: Table) -> dict[str, Any]:
         "rows": [[_cell(cell) for cell in row] for row in table.rows],
         "marked": sorted(table.marked),
         "mark": clean_text(table.mark),
+    }
+
+
+def _scatter(scatter: Scatter) -> dict[str, Any]:
+    points = [p for p in scatter.points if math.isfinite(p.seconds)]
+    return {
+        "caption": clean_text(scatter.caption, 2000),
+        "points": [[p.bytes, p.seconds, clean_text(p.text), clean_text(p.chosen), p.front] for p in points],
+        "budgets": list(scatter.budgets),
+        "memory": scatter.memory,
+        "times": scatter.times,
+        "plain_s": _cell(scatter.plain_s),
     }
 
 

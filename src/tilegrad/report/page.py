@@ -45,6 +45,28 @@ class Drawn:
     timed: bool = True  # false: the clock, and the spans with it, count steps and not seconds
 
 
+class Point(NamedTuple):
+    """A plan in the chart of time against memory."""
+
+    bytes: int
+    seconds: float
+    text: str  # what it is
+    chosen: str = ""  # for which budgets
+    front: bool = False  # is it faster than all that need no more memory?
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """Time against memory. What is slower than `times` is drawn at the end of the axis."""
+
+    caption: str
+    points: Sequence[Point]  # least memory first
+    budgets: Sequence[int]
+    memory: tuple[int, int]  # the ends of the axes
+    times: tuple[float, float]
+    plain_s: float  # what times are held against
+
+
 @dataclass(frozen=True)
 class Page:
     title: str
@@ -54,3 +76,4 @@ class Page:
     tables: tuple[Table, ...] = ()
     profiles: tuple[Drawn, ...] = field(default=())
     budget_bytes: int | None = None  # a line across the memory curve
+    scatter: Scatter | None = None

@@ -1,4 +1,5 @@
-"""A planning as tables: the candidates, the chosen plan, and what is alive at its peak."""
+"""Plannings as tables: the candidates, and what is alive at the chosen one's peak; of several budgets a row each, and
+time against memory drawn in characters."""
 
 from __future__ import annotations
 
@@ -7,11 +8,14 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from ..planners import Candidate
+from ..planners import Candidate, Planning
 from ..units import format_bytes
+from .curve import Curve, in_words
 from .terminal import make_table
 
 MOST_ALIVE = 10
+ROWS, MOST_COLUMNS = 12, 72  # of the curve
+ASCII = str.maketrans({"●": "o", "·": ".", "─": "-", "│": "|", "┤": "+", "└": "+", "┐": "+"})
 
 
 def print_candidates(
@@ -60,3 +64,56 @@ def print_peak(chosen: Candidate, console: Console) -> None:
 
 def _seconds(seconds: float) -> str:
     return f"{seconds:.3f} s" if seconds >= 0.1 else f"{seconds * 1e3:.2f} ms"
+
+
+def print_budgets(curve: Curve, console: Console) -> None:
+    """What is chosen for each budget."""
+    plain = curve.plain
+    title = (
+        f"plans for {len(curve.asked)} budgets; plain needs {format_bytes(plain.peak_bytes)}, {_seconds(plain.time_s)}"
+    )
+    names = ("budget", "of plain", "planner", "what it does", "peak", "time", "extra time")
+    table = make_table(title, names, left=names[2:4], no_wrap=True)
+    table.columns[3].no_wrap = False
+    for budget, found in curve.asked:
+        cells = [format_bytes(budget), f"{budget / plain.peak_bytes:.0%}" if plain.peak_bytes else ""]
+        if isinstance(found, Planning):
+            plan, extra = found.chosen, curve.extra(found.chosen.time_s)
+            cells += [plan.planner, in_words(plan), format_bytes(plan.peak_bytes), _seconds(plan.time_s)]
+            table.add_row(*map(Text, cells), "" if extra is None else f"{extra:+.1%}")
+        else:
+            least = f": the least is {format_bytes(found.least_bytes)}" if found.least_bytes else ""
+            table.add_row(*cells, "-", f"nothing fits{least}", "", "", "", style="dim")
+    console.print(table)
+
+
+def print_curve(curve: Curve, console: Console) -> None:
+    """Time against memory: the least time for so much memory as a line, all candidates as dots, chosen ones filled."""
+    if len(curve.points) < 2:
+        return
+    (left, right), (low, high) = curve.memory, curve.times
+    width = max(20, min(MOST_COLUMNS, console.width - 12))
+
+    def column(size: int) -> int:
+        return round((size - left) / (right - left) * (width - 1))
+
+    def row(seconds: float) -> int:
+        return min(ROWS - 1, round((seconds - low) / (high - low) * (ROWS - 1))) if seconds < high else ROWS - 1
+
+    cells = [[" "] * width for _ in range(ROWS)]
+    for before, after in zip(curve.front, (*curve.front[1:], None), strict=True):
+        start, end = column(before.peak_bytes), width - 1 if after is None else column(after.peak_bytes)
+        for at in range(start, end + 1):
+            cells[row(before.time_s)][at] = "─" if at < end or after is None else "┐"
+        for at in range(row(after.time_s) + 1, row(before.time_s)) if after is not None else ():
+            cells[at][end] = "│"
+    for point in sorted(curve.points, key=lambda c: bool(curve.budgets_of(c))):
+        cells[row(point.time_s)][column(point.peak_bytes)] = "●" if curve.budgets_of(point) else "·"
+    lines = ["time against memory: ─ the least time found, · candidates (slower ones at the top), ● chosen"]
+    for at in reversed(range(ROWS)):
+        extra = curve.extra(low + (high - low) * at / (ROWS - 1)) if at in (0, ROWS // 2, ROWS - 1) else None
+        lines.append(f"{'' if extra is None else f'{extra:+.0%}':>8} ┤{''.join(cells[at]).rstrip()}")
+    ticks, sizes = "└" + "─" * width, f"{format_bytes(left)}{format_bytes(right):>{width - len(format_bytes(left))}}"
+    lines += [f"{'':>9}{ticks}", f"{'':>10}{sizes}"]
+    text = "\n".join(lines)
+    console.print(Text(text.translate(ASCII) if console.options.ascii_only else text), soft_wrap=True)

@@ -73,6 +73,7 @@ function showProfile() {
 }
 
 showHeader();
+if (data.scatter) showScatter(data.scatter);
 showTables();
 if (profile) showProfile();
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tilegrad.cli import main
+from tilegrad.errors import InputError
 from tilegrad.ir import format_graph
 from tilegrad.sim.training import forward_part
 from training_graphs import chain_graph, seeded_graph
@@ -129,7 +130,7 @@ def test_a_missing_solver_is_noted(
 def test_several_budgets(graph: str, capsys: pytest.CaptureFixture[str]) -> None:
     budgets = ["5MB", "4MB", "0.5 of device", "5MB", "4.5MB"]
     found = plan(capsys, graph, *(part for text in budgets for part in ("--budget", text)))
-    assert found.keys() == {"schema", "sweep"}
+    assert found.keys() == {"schema", "front", "sweep"}
     assert [p["budget_bytes"] for p in found["sweep"]] == [5_000_000, 4_000_000, 8_000_000_000, 5_000_000, 4_500_000]
     for planning in found["sweep"]:
         assert planning["plan"]["peak_bytes"] <= planning["budget_bytes"]
@@ -139,10 +140,51 @@ def test_several_budgets(graph: str, capsys: pytest.CaptureFixture[str]) -> None
     assert ordered[-1]["plan"] == ordered[-1]["plain"]
 
 
-def test_several_budgets_as_tables(graph: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", graph, "--budget", "5MB", "--budget", "4MB"]) == 0
-    titles = re.findall(r"plans for a budget of (\S+)", capsys.readouterr().out)
-    assert titles == ["4.77MiB", "3.81MiB"]
+def test_several_budgets_as_a_table(graph: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", graph, "--budget", "5MB", "--budget", "4MB", "--budget", "1kB"]) == 0
+    captured = capsys.readouterr()
+    lines = captured.out.splitlines()
+    assert captured.err == "" and lines[0].strip().startswith("plans for 3 budgets; plain needs 5.00MiB, ")
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
+    assert [row[0] for row in rows] == ["4.77MiB", "3.81MiB", "1000B"]
+    for row in rows[:2]:
+        assert re.fullmatch(r"(\d+ nodes run again, )?\S+ to and from the host", row[3]) and row[6].startswith("+")
+    assert re.fullmatch(r"nothing fits: the least is 3\.\d+MiB", rows[2][3]) and rows[2][4:] == ["", "", ""]
+    assert sum("┤" in line for line in lines) == 12 and lines[-1] == "machine     v100"
+
+
+def test_without_a_budget_the_curve_is_planned(graph: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = plan(capsys, graph, "--effort", "0")
+    plain = found["sweep"][-1]["plain"]["peak_bytes"]
+    assert [p["budget_bytes"] / plain for p in found["sweep"]] == pytest.approx(
+        [k / 10 for k in range(1, 10)], abs=1e-6
+    )
+    refused, planned = found["sweep"][0], found["sweep"][-1]
+    assert refused.keys() == {"budget_bytes", "plan", "least_bytes", "why", "try"} and refused["plan"] is None
+    assert planned["budget_bytes"] >= planned["plan"]["peak_bytes"] and refused["least_bytes"] > refused["budget_bytes"]
+    peaks, times = ([c[key] for c in found["front"]] for key in ("peak_bytes", "time_s"))
+    assert peaks == sorted(set(peaks)) and times == sorted(set(times), reverse=True)
+    every = [c for p in found["sweep"] if p["plan"] for c in p["candidates"]]
+    assert times[-1] == min(c["time_s"] for c in every) and peaks[0] == min(c["peak_bytes"] for c in every)
+
+
+def test_a_range_in_which_nothing_fits(graph: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "nothing fits 3.91KiB: the smallest plan found" in refuse(capsys, graph, "--budget", "1kB..4kB")
+
+
+def test_a_plot_and_a_report_of_several_budgets(graph: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [tmp_path / "curve.svg", tmp_path / "plans.html"]
+    plan(capsys, graph, "--budget", "60%..90%", "--plot", str(files[0]), "--html", str(files[1]), "--effort", "0")
+    assert "peak memory in MiB" in files[0].read_text() and '"Budgets"' in files[1].read_text()
+    assert sorted(tmp_path.iterdir()) == sorted([Path(graph), *files])  # no draft is left
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("a.gif", "a plot cannot be written as 'gif'"), ("no/a.svg", "no folder")]
+)
+def test_plots_that_cannot_be(name: str, message: str, graph: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        main(["plan", graph, "--budget", "90%", "--plot", str(tmp_path / name), "--debug"])
 
 
 BUDGETS = {
@@ -157,6 +199,8 @@ BUDGETS = {
     "-0.5 of device": "is not a number of bytes",
     "200% of device": "a budget of 200% of device is not possible",
     "half of device": "'half of device' is not a number of bytes",
+    "0%": "a budget of 0% is not possible",
+    "4GB..2GB": "the budgets 4GB..2GB do not go from less to more",
 }
 
 
@@ -188,10 +232,9 @@ def test_bad_input(case: str, graph: str, model: str, capsys: pytest.CaptureFixt
     assert message in refuse(capsys, *args, "--budget", "4GB")
 
 
-@pytest.mark.parametrize("args", [["--budget", "4GB", "--planner", "fastest"], []])
-def test_bad_options(args: list[str], graph: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_options(graph: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        main(["plan", graph, *args])
+        main(["plan", graph, "--budget", "4GB", "--planner", "fastest"])
     assert caught.value.code == 2
     captured = capsys.readouterr()
     assert captured.out == "" and "error: " in captured.err

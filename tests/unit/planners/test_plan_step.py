@@ -202,6 +202,25 @@ def test_a_sweep_takes_a_plan_for_less_where_that_is_faster(monkeypatch: pytest.
     assert more.budget == 8 * UNIT and more.chosen in more.candidates
 
 
+def test_a_sweep_goes_on_where_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, asked = steps_of(chain_graph([UNIT] * 8)), list[int]()
+
+    def plan(problem: Problem) -> Planning:
+        asked.append(problem.budget)
+        return plan_step(problem)
+
+    monkeypatch.setattr("tilegrad.planners.choose.plan_step", plan)
+    least, less, more = sweep(Problem(0, steps), [UNIT, 2 * UNIT, 8 * UNIT])
+    assert isinstance(more, Planning) and least is less and isinstance(less, BudgetError)
+    assert asked == [8 * UNIT, 2 * UNIT]  # what does not fit in two does not fit in one
+    assert plan_step(Problem(less.least_bytes, steps)).chosen.peak_bytes <= less.least_bytes
+
+
+def test_a_sweep_in_which_nothing_fits() -> None:
+    with pytest.raises(BudgetError, match="nothing fits 128KiB"):
+        sweep(Problem(0, steps_of(chain_graph([UNIT] * 8))), [UNIT, 2 * UNIT])
+
+
 @some(200)
 @given(st.floats(0, 0.5), st.integers(0, 10**12), st.integers(0, 10**12))
 def test_slack_names_the_least_budget(share: float, outside: int, peak: int) -> None:
