@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import product
-from typing import TypeVar
+from typing import Any, TypeVar
 from unittest import mock
 
 from torch import Tensor, nn
 
+import tilegrad
 from tilegrad.bounds import choose_axes, lower_graph
 from tilegrad.importers import export_module
-from tilegrad.modules import runner
+from tilegrad.modules import runner, tiled
 from tilegrad.modules.options import Options
-from tilegrad.planners import Fit, Problem, TileSearch, TrainingStep, candidates, planners
-from tilegrad.planners.tile import axis_lengths, total_stride
+from tilegrad.planners import Effort, Fit, Planning, Problem, TileSearch, TrainingStep, candidates, planners
+from tilegrad.planners.tile import Option, axis_lengths, total_stride
 from tilegrad.planners.tiling import keep_last, keepable
 from tilegrad.schedule import Schedule
 from tilegrad.schedule.whole import NodeIslands
+from tilegrad.sim.clock import measure_time
 from tilegrad.sim.measure import known_machine
 from tilegrad.sim.plain import plain_bytes
 from tilegrad.sim.predict import predict
@@ -27,6 +31,8 @@ from tilegrad.sim.training import training_graph
 
 COUNTS = {1: (2, 4, 8, 16, 32), 2: (2, 4, 8)}  # tiles along each axis, by the number of axes
 KEPT = (0.0, 0.5, 0.9)  # of all tiles, the last ones
+SLOW = 6.0  # times plain, predicted: what takes longer is not measured
+PLANNING: Any = sys.modules[runner.plan_call.__module__]
 T = TypeVar("T")
 
 
@@ -53,7 +59,8 @@ class Subject:
         self.search = TileSearch(
             low, choose_axes(low), "auto", tuple(self.graded), True, self.plain_bytes, self.machine
         )
-        self.step = TrainingStep(training_graph(self.graph, self.graded), self.machine, runner.QUICK, image.is_cuda)
+        graph = training_graph(self.graph, self.graded)
+        self.step = TrainingStep(graph, self.machine, Effort(nodes=0), image.is_cuda)
 
     @cached_property
     def plain(self) -> Plan:
@@ -61,11 +68,13 @@ class Subject:
 
     def chosen(self, budget: int) -> Plan:
         """What `tilegrad.tile(net, budget=…)` takes."""
-        options = Options.parse(budget, None, None, "auto", "auto")
-        schedule, planning = runner.plan_call(self.graph, options, self.graded, self.plain_bytes, self.device)
+        schedule, planning = self._planned(budget)
         assert planning is not None
-        found = planning.chosen
-        return self._plan(f"{found.planner}: {found.detail}", found.time_s, schedule)
+        return self._plan(f"{planning.chosen.planner}: {planning.chosen.detail}", schedule)
+
+    def _planned(self, budget: int) -> tuple[Schedule, Planning | None]:
+        options = Options.parse(budget, None, None, "auto", "auto")
+        return runner.plan_call(self.graph, options, self.graded, self.plain_bytes, self.device)
 
     def plans(self, budgets: Sequence[int], count: int) -> list[Plan]:
         """So many others: a third of them whole nodes again or on the host and mixtures, the rest tiles."""
@@ -76,40 +85,58 @@ class Subject:
         names = ("segments", "recompute", "mixed", *(("offload",) if self.image.is_cuda else ()))
         for budget, name in product(budgets[::2], names):
             for found in candidates(Problem(budget, self.step, self.search, self.graph), planners()[name]):
-                yield self._plan(f"{name}: {found.detail}", found.time_s, found.schedule)
+                schedule = found.schedule
+                if isinstance(schedule.islands, NodeIslands):
+                    schedule = PLANNING.executable(schedule, self.graph, self.graded, budget)
+                    schedule = replace(schedule, islands=dict(schedule.islands))  # nothing is left to be fused
+                yield self._finished(f"{name}: {found.detail}", schedule)
 
     def _tiles(self, count: int) -> Iterator[Plan]:
         """One axis and all, few tiles and many, seams carried and chosen, none of the last tiles kept and most."""
-        axes = self.search.axes
-        cuts = [(cut, tiles) for cut in dict.fromkeys((axes[:1], axes)) for tiles in COUNTS[len(cut)]]
-        for (cut, tiles), mode, share in some(list(product(cuts, self.search.modes, KEPT)), count):
-            fit = self._rehearsed(cut, tiles, mode)
+        options = [each for each in self._options() if each[1].weight.seconds <= SLOW * self.plain.seconds]
+        known: dict[str, Fit] = {}
+        for (words, option), share in some(list(product(options, KEPT)), count):
+            fit = known[words] = known.get(words) or self.search.rehearse(option)
             kept = keep_last(fit.schedule, round(share * len(keepable(fit.schedule))))
             fit = Fit(kept, predict(kept, self.graded, fit.table), fit.table)
-            words = f"{mode}, {'x'.join([str(tiles)] * len(cut))} tiles along {','.join(cut)}"
-            yield self._plan(words, fit.seconds(self.search), fit.planned)
+            yield self._finished(words, fit.planned)
 
-    @cache  # noqa: B019 - as long as the bench runs
-    def _rehearsed(self, cut: tuple[str, ...], tiles: int, mode: str) -> Fit:
-        low = self.search.graph
-        unit, lengths = total_stride(low, cut), axis_lengths(low, cut)
-        sizes = {axis: -(-lengths[axis] // (tiles * unit)) * unit for axis in cut}
-        return self.search.rehearse(self.search.weigh(mode, sizes, "device"))
+    def _options(self) -> Iterator[tuple[str, Option]]:
+        low, axes = self.search.graph, self.search.axes
+        for cut in dict.fromkeys((axes[:1], axes)):
+            unit, lengths = total_stride(low, cut), axis_lengths(low, cut)
+            for tiles, mode in product(COUNTS[len(cut)], self.search.modes):
+                sizes = {axis: -(-lengths[axis] // (tiles * unit)) * unit for axis in cut}
+                words = f"{mode}, {'x'.join([str(tiles)] * len(cut))} tiles along {','.join(cut)}"
+                yield words, self.search.weigh(mode, sizes, "device")
 
-    def _plan(self, words: str, seconds: float, schedule: Schedule) -> Plan:
-        if isinstance(schedule.islands, NodeIslands):
-            schedule = runner.executable(schedule, self.graph, self.graded, None)
+    def _finished(self, words: str, schedule: Schedule) -> Plan:
+        """As `tilegrad.tile` would run it, had it been chosen."""
+        keep = self.step.keep
+        found = Planning(self.graph, self.machine, 0, keep, (), replace(keep, schedule=schedule))
+        with (
+            mock.patch.object(PLANNING, "plan_module", return_value=found),
+            mock.patch.object(PLANNING, "plan_once", lambda graph, machine, budget, asked, plan: plan()),
+        ):
+            return self._plan(words, self._planned(self.plain.bytes)[0])
+
+    def _plan(self, words: str, schedule: Schedule) -> Plan:
+        recorded = "recorded_bytes" in schedule.predicted  # as CUDA graphs
+        machine = getattr(self.machine, "recorded", self.machine) if recorded else self.machine
         kept = f", {len(schedule.kept)} kept" if schedule.phases else ""
+        seconds = measure_time(schedule, None, machine).total_s
         return Plan(words + kept, seconds, int(schedule.predicted["total_bytes"]), schedule)
 
     def runs(self, plan: Plan) -> Callable[[Tensor], Tensor]:
-        """The network under a plan: what `tilegrad.tile` makes, but for the planning."""
+        """The network under a plan: what `tilegrad.tile` makes, but for capture and planning."""
         if plan.schedule is None:
             return self.net
-        with mock.patch.object(runner, "plan_call", return_value=(plan.schedule, None)):
-            options = Options.parse(None, None, None, "auto", "auto")
-            made = runner.Runner(self.captured, options, self.graded, self.plain_bytes, self.device)
-        return lambda image: made(self.captured.bind([image]), self.device, [image])
+        with ExitStack() as stack:
+            stack.enter_context(mock.patch.object(tiled, "export_call", return_value=self.captured))
+            stack.enter_context(mock.patch.object(runner, "plan_call", return_value=(plan.schedule, None)))
+            found = tilegrad.tile(self.net)
+            found.plan_for(self.image)
+        return found
 
 
 def some(items: Sequence[T], count: int) -> list[T]:
