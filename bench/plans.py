@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import tilegrad
 from tilegrad.bounds import choose_axes, lower_graph
+from tilegrad.errors import InternalError
 from tilegrad.importers import export_module
 from tilegrad.modules import runner, tiled
 from tilegrad.modules.options import Options
@@ -31,7 +32,8 @@ from tilegrad.sim.training import training_graph
 
 COUNTS = {1: (2, 4, 8, 16, 32), 2: (2, 4, 8)}  # tiles along each axis, by the number of axes
 KEPT = (0.0, 0.5, 0.9)  # of all tiles, the last ones
-SLOW = 6.0  # times plain, predicted: what takes longer is not measured
+SLOW = 6.0  # times plain, predicted: what takes longer is not measured,
+FEWEST = 4  # unless there are no more of these
 PLANNING: Any = sys.modules[runner.plan_call.__module__]
 T = TypeVar("T")
 
@@ -85,17 +87,23 @@ class Subject:
         names = ("segments", "recompute", "mixed", *(("offload",) if self.image.is_cuda else ()))
         for budget, name in product(budgets[::2], names):
             for found in candidates(Problem(budget, self.step, self.search, self.graph), planners()[name]):
-                schedule = found.schedule
-                if isinstance(schedule.islands, NodeIslands):
-                    schedule = PLANNING.executable(schedule, self.graph, self.graded, budget)
-                    schedule = replace(schedule, islands=dict(schedule.islands))  # nothing is left to be fused
-                yield self._finished(f"{name}: {found.detail}", schedule)
+                try:
+                    yield self._finished(f"{name}: {found.detail}", self._fused(found.schedule, budget))
+                except InternalError as error:
+                    print(f"{name}: {found.detail} is left out: {error.what}", flush=True)
+
+    def _fused(self, schedule: Schedule, budget: int) -> Schedule:
+        if not isinstance(schedule.islands, NodeIslands):
+            return schedule
+        schedule = PLANNING.executable(schedule, self.graph, self.graded, budget)
+        return replace(schedule, islands=dict(schedule.islands))  # nothing is left to be fused
 
     def _tiles(self, count: int) -> Iterator[Plan]:
         """One axis and all, few tiles and many, seams carried and chosen, none of the last tiles kept and most."""
-        options = [each for each in self._options() if each[1].weight.seconds <= SLOW * self.plain.seconds]
+        options = sorted(self._options(), key=lambda each: each[1].weight.seconds)
+        quick = sum(option.weight.seconds <= SLOW * self.plain.seconds for _, option in options)
         known: dict[str, Fit] = {}
-        for (words, option), share in some(list(product(options, KEPT)), count):
+        for (words, option), share in some(list(product(options[: max(FEWEST, quick)], KEPT)), count):
             fit = known[words] = known.get(words) or self.search.rehearse(option)
             kept = keep_last(fit.schedule, round(share * len(keepable(fit.schedule))))
             fit = Fit(kept, predict(kept, self.graded, fit.table), fit.table)
