@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--size", type=int, default=256)
     args = parser.parse_args()
-    networks = {
+    networks: dict[str, tuple[Callable[[], nn.Module], int]] = {
         "resnet18": (resnet18, 3),
         "convnext_tiny": (convnext_tiny, 3),
         "unet": (lambda: unet(depth=3, width=0.25), 1),

@@ -12,6 +12,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint_sequential
 
 import tilegrad
+from nets import channels_last
 from tilegrad.models import NETWORKS, vgg16
 from tilegrad.testing import PeakBytes
 from tilegrad.units import format_bytes
@@ -66,7 +68,8 @@ def _build(args: argparse.Namespace) -> tuple[nn.Module, Tensor]:
     net = make() if make else NETWORKS[args.network](width=args.width)
     layout = torch.channels_last if args.channels_last else torch.contiguous_format
     dtype = getattr(torch, args.dtype)
-    net = net.to(args.device, dtype, memory_format=layout)
+    net = net.to(args.device, dtype)
+    net = channels_last(net) if args.channels_last else net
     x = torch.randn(args.batch, 3, args.size, args.size, dtype=dtype, device=args.device)
     return net, x.to(memory_format=layout)
 
@@ -79,11 +82,15 @@ def _ways(args: argparse.Namespace, net: nn.Module, x: Tensor) -> dict[str, Call
         elif name == "checkpoint":
             blocks = _blocks(net)
             segments = max(2, round(len(blocks) ** 0.5))
-            ways["checkpoint"] = lambda t, s=segments, m=blocks: checkpoint_sequential(m, s, t, use_reentrant=False)
+            ways["checkpoint"] = partial(_in_segments, blocks, segments)
         else:
             for size in args.tile:
                 ways[f"{name} {size}"] = tilegrad.tile(net, tile=size, mode=name, axes=args.axes, halos=args.halos)
     return ways
+
+
+def _in_segments(blocks: nn.Sequential, segments: int, x: Tensor) -> Any:
+    return checkpoint_sequential(blocks, segments, x, use_reentrant=False)  # type: ignore[no-untyped-call]
 
 
 def _blocks(net: nn.Module) -> nn.Sequential:

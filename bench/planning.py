@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from math import prod
 
 import torch
-from torch import nn
 
 import tilegrad
+from nets import frozen
 from tilegrad.errors import BudgetError
 from tilegrad.importers import export_module
 from tilegrad.ir import Graph, Kind
@@ -78,10 +78,7 @@ def _print_module(name: str, size: int, shares: Sequence[float]) -> None:
 def _training(name: str, size: int) -> Graph:
     """A training step with frozen norms, as fine-tuning has them."""
     with torch.device("meta"):
-        net = NETWORKS[name]().train()
-    for module in net.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.eval()
+        net = frozen(NETWORKS[name]().train())
     graph = export_module(net, (example_shape(name, size),), {}).graph
     return training_graph(graph, [value.name for value in graph.of_kind(Kind.PARAMETER)])
 
