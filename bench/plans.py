@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ import tilegrad
 from tilegrad.bounds import choose_axes, lower_graph
 from tilegrad.errors import InternalError
 from tilegrad.importers import export_module
-from tilegrad.modules import runner, tiled
+from tilegrad.modules import planned, runner, tiled
 from tilegrad.modules.options import Options
 from tilegrad.planners import Effort, Fit, Planning, Problem, TileSearch, TrainingStep, candidates, planners
 from tilegrad.planners.tile import Option, axis_lengths, total_stride
@@ -34,7 +33,7 @@ COUNTS = {1: (2, 4, 8, 16, 32), 2: (2, 4, 8)}  # tiles along each axis, by the n
 KEPT = (0.0, 0.5, 0.9)  # of all tiles, the last ones
 SLOW = 6.0  # times plain, predicted: what takes longer is not measured,
 FEWEST = 4  # unless there are no more of these
-PLANNING: Any = sys.modules[runner.plan_call.__module__]
+PLANNING: Any = planned
 T = TypeVar("T")
 
 
@@ -76,7 +75,7 @@ class Subject:
 
     def _planned(self, budget: int) -> tuple[Schedule, Planning | None]:
         options = Options.parse(budget, None, None, "auto", "auto")
-        return runner.plan_call(self.graph, options, self.graded, self.plain_bytes, self.device)
+        return planned.plan_call(self.graph, options, self.graded, self.plain_bytes, self.device)
 
     def plans(self, budgets: Sequence[int], count: int) -> list[Plan]:
         """So many others: a third of them whole nodes again or on the host and mixtures, the rest tiles."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -26,6 +26,7 @@ from ..planners import (
     plan_step,
     tiles_too_large,
 )  # fmt: skip
+from ..planners.tiling import TileSizes
 from ..progress import Progress
 from ..schedule import Schedule, Storage, check_schedule, fuse
 from ..schedule.whole import NodeIslands
@@ -51,90 +52,89 @@ def plan_call(
 ) -> Planned:
     """What the options ask for, as the executor runs it. `graph`: as captured; `graded`: the outside values that need a
     gradient; `plain`: what plain execution allocates."""
-    budget, machine = options.budget_on(device), known_machine(str(device))
+    ask = _Ask(graph, options, tuple(graded), plain, device, known_machine(str(device)))
+    if options.mode == "none" or (options.tile is None and ask.budget is None):
+        return ask.plan()  # there is nothing to look for
+    asked = replace(options, budget=None), ask.graded, str(device), plain() if ask.budget is not None else None
+    return plan_once(graph, ask.machine, ask.budget, asked, ask.answer)
 
-    def plan() -> Planned:
+
+@dataclass(frozen=True)
+class _Ask:
+    """What a plan depends on."""
+
+    graph: Graph
+    options: Options
+    graded: tuple[str, ...]
+    plain: Callable[[], int]
+    device: torch.device
+    machine: Machine
+
+    @property
+    def budget(self) -> int | None:
+        return self.options.budget_on(self.device)
+
+    def answer(self) -> Planned:
         with Progress("planning") as progress:
-            progress.tell(f"{len(graph.nodes)} nodes of {graph.name}")
-            found = None
-            if options.records(device):
-                found = _plan_recorded(graph, options, graded, plain, device, machine)
-            return found or _plan(graph, options, graded, plain, device, machine)
+            progress.tell(f"{len(self.graph.nodes)} nodes of {self.graph.name}")
+            return (self._recorded() if self.options.records(self.device) else None) or self.plan()
 
-    if options.mode == "none" or (options.tile is None and budget is None):
-        return _plan(graph, options, graded, plain, device, machine)  # there is nothing to look for
-    asked = replace(options, budget=None), tuple(graded), str(device), plain() if budget is not None else None
-    return plan_once(graph, machine, budget, asked, plan)
+    def _recorded(self) -> Planned | None:
+        """For steps that are recorded as CUDA graphs: no Python between kernels, and room for what is copied. None
+        where that is not possible, or makes little difference."""
+        room, fast = copied_bytes(self.graph, self.graded), self.machine.recorded
+        inside = self.options if self.budget is None else replace(self.options, budget=max(1, self.budget - room))
+        try:
+            schedule, planning = replace(self, options=inside, machine=fast).plan()
+        except BudgetError:
+            return None
+        if schedule.mode == "none" or why_not(Executor(schedule, self.device.type)) is not None:
+            return None
+        slow_s, fast_s = (measure_time(schedule, None, each).total_s for each in (self.machine, fast))
+        if self.options.cuda_graphs is None and slow_s < WORTH * fast_s:
+            return None
+        total = schedule.predicted["total_bytes"] + room
+        figures = {**schedule.predicted, "total_bytes": total, "recorded_bytes": room}
+        planning = None if planning is None or self.budget is None else replace(planning, budget=self.budget)
+        return replace(schedule, predicted=figures), planning
 
+    def plan(self) -> Planned:
+        graph, mode = lower_graph(self.graph), self.options.mode
+        sizes, axes = self.options.sizes(graph), self.options.cut_axes(graph)
+        trains, samples = bool(self.graded), self.options.axes is None
+        search = TileSearch(graph, axes, mode, self.graded, trains, self.plain, self.machine, samples)
+        fits = self.budget is None or search.plain().prediction.total_bytes <= self.budget
+        if self.options.planner == "keep" and trains and fits:
+            return self._executable(plan_keep(training_graph(self.graph, self.graded))), None
+        if mode == "none" or (sizes is None and self.budget is None):
+            return search.plain().planned, None
+        if sizes is not None:
+            return self._of_size(search, sizes), None
+        assert self.budget is not None
+        planning = plan_module(self.graph, search, self.budget, self.options, self.device)
+        return self._first_that_fits(planning)
 
-def _plan_recorded(
-    graph: Graph,
-    options: Options,
-    graded: Sequence[str],
-    plain: Callable[[], int],
-    device: torch.device,
-    machine: Machine,
-) -> Planned | None:
-    """For steps that are recorded as CUDA graphs: no Python between kernels, and room for what is copied. None where
-    that is not possible, or makes little difference."""
-    room, budget = copied_bytes(graph, graded), options.budget_on(device)
-    try:
-        inside = options if budget is None else replace(options, budget=max(1, budget - room))
-        schedule, planning = _plan(graph, inside, graded, plain, device, machine.recorded)
-    except BudgetError:
-        return None
-    if schedule.mode == "none" or why_not(Executor(schedule, device.type)) is not None:
-        return None
-    slow, fast = (measure_time(schedule, None, each).total_s for each in (machine, machine.recorded))
-    if options.cuda_graphs is None and slow < WORTH * fast:
-        return None
-    total = schedule.predicted["total_bytes"] + room
-    figures = {**schedule.predicted, "total_bytes": total, "recorded_bytes": room}
-    planning = None if planning is None or budget is None else replace(planning, budget=budget)
-    return replace(schedule, predicted=figures), planning
-
-
-def _plan(
-    captured: Graph,
-    options: Options,
-    graded: Sequence[str],
-    plain: Callable[[], int],
-    device: torch.device,
-    machine: Machine,
-) -> Planned:
-    schedule, planning = _search(captured, options, graded, plain, device, machine)
-    if isinstance(schedule.islands, NodeIslands):
-        schedule = executable(schedule, captured, graded, options.budget_on(device))
-    return schedule, planning
-
-
-def _search(
-    captured: Graph,
-    options: Options,
-    graded: Sequence[str],
-    plain: Callable[[], int],
-    device: torch.device,
-    machine: Machine,
-) -> Planned:
-    graph, mode = lower_graph(captured), options.mode
-    sizes, budget = options.sizes(graph), options.budget_on(device)
-    search = TileSearch(
-        graph, options.cut_axes(graph), mode, tuple(graded), bool(graded), plain, machine, options.axes is None
-    )
-    if options.planner == "keep" and graded and (budget is None or search.plain().prediction.total_bytes <= budget):
-        return plan_keep(training_graph(captured, graded)), None
-    if mode == "none" or (sizes is None and budget is None):
-        return search.plain().planned, None
-    if sizes is not None:
-        slack, storage = Slack(SLACK, outside_bytes(graph)), options.storage or Storage.DEVICE
-        fit = search.tiled(sizes, storage, None if budget is None else slack.inside(budget))
-        if budget is not None:
-            fit = keep_what_fits(search, fit, slack, budget)
+    def _of_size(self, search: TileSearch, sizes: TileSizes) -> Schedule:
+        slack, storage = Slack(SLACK, outside_bytes(search.graph)), self.options.storage or Storage.DEVICE
+        fit = search.tiled(sizes, storage, None if self.budget is None else slack.inside(self.budget))
+        if self.budget is not None:
+            fit = keep_what_fits(search, fit, slack, self.budget)
         check_schedule(fit.planned)
-        return fit.planned, None
-    assert budget is not None
-    planning = plan_module(captured, search, budget, options, device)
-    return planning.chosen.schedule, planning
+        return fit.planned
+
+    def _first_that_fits(self, planning: Planning) -> Planned:
+        """The chosen plan as the executor runs it; where that needs more than was planned, the next."""
+        others = [c for c in planning.candidates if c is not planning.chosen and c.peak_bytes <= planning.budget]
+        for candidate in (planning.chosen, *sorted(others, key=lambda c: c.time_s)):
+            schedule = self._executable(candidate.schedule)
+            if schedule.predicted.get("total_bytes", 0) <= max(planning.budget, candidate.peak_bytes):
+                return schedule, replace(planning, chosen=candidate)
+        return self._executable(planning.chosen.schedule), planning
+
+    def _executable(self, plan: Schedule) -> Schedule:
+        if not isinstance(plan.islands, NodeIslands):
+            return plan
+        return executable(plan, self.graph, self.graded, self.budget)
 
 
 def plan_module(graph: Graph, search: TileSearch, budget: int, options: Options, device: torch.device) -> Planning:
