@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -110,14 +110,19 @@ def compare(name: str, net: nn.Module, image: Tensor, args: argparse.Namespace) 
 
 def measure(subject: Subject, plan: Plan, row: Measured, steps: int) -> None:
     """Time and memory; what is recorded for a plan on a GPU is gone behind it."""
-    run, image = subject.runs(plan), subject.image
+    image, once = subject.image, partial(_once, subject, subject.runs(plan))
     with Memory(subject.net, image) as memory:
         for _ in range(WARM[image.device.type]):
-            step(run, image)
+            once()
     row.bytes, row.reserved = memory.allocated, memory.reserved
-    row.seconds = min(row.seconds, *(seconds(partial(step, run, image), image.device) for _ in range(steps)))
-    del run
+    row.seconds = min(row.seconds, *(seconds(once, image.device) for _ in range(steps)))
+    del once
     clean()
+
+
+def _once(subject: Subject, run: Callable[[Tensor], Tensor]) -> None:
+    subject.net.zero_grad(set_to_none=True)
+    step(run, subject.image)
 
 
 def _choice(rows: Sequence[Measured], share: float, budget: int, chosen: Measured | None) -> Choice:
