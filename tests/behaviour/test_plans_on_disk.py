@@ -18,17 +18,18 @@ import torch
 from torch import Tensor, nn
 
 import tilegrad
-from tilegrad.modules import plan_file, runner
+from tilegrad.modules import plan_file
 from tilegrad.modules.plan_file import NAME
+from tilegrad.modules.planned import Ask
 from tilegrad.sim.machine import CPU, save_machine
 
 SCRIPT = """
 import json, sys, torch, tilegrad
-from tilegrad.modules import runner
+from tilegrad.modules.planned import Ask
 from torch import nn
 
-planned, made = [], runner._plan
-runner._plan = lambda *given: planned.append(1) or made(*given)
+planned, made = [], Ask.plan
+Ask.plan = lambda ask: planned.append(1) or made(ask)
 torch.manual_seed(0)
 layers = [layer for _ in range(4) for layer in (nn.Conv2d(4, 4, 3, padding=1), nn.ReLU())]
 net = tilegrad.tile(nn.Sequential(*layers).double(), budget=int(sys.argv[1]))
@@ -62,9 +63,9 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows with each planning."""
-    made: Callable[..., Any] = runner._plan
+    made: Callable[..., Any] = Ask.plan
     calls: list[int] = []
-    monkeypatch.setattr(runner, "_plan", lambda *given: calls.append(1) or made(*given))
+    monkeypatch.setattr(Ask, "plan", lambda ask: calls.append(1) or made(ask))
     return calls
 
 

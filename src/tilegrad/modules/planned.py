@@ -52,7 +52,7 @@ def plan_call(
 ) -> Planned:
     """What the options ask for, as the executor runs it. `graph`: as captured; `graded`: the outside values that need a
     gradient; `plain`: what plain execution allocates."""
-    ask = _Ask(graph, options, tuple(graded), plain, device, known_machine(str(device)))
+    ask = Ask(graph, options, tuple(graded), plain, device, known_machine(str(device)))
     if options.mode == "none" or (options.tile is None and ask.budget is None):
         return ask.plan()  # there is nothing to look for
     asked = replace(options, budget=None), ask.graded, str(device), plain() if ask.budget is not None else None
@@ -60,7 +60,7 @@ def plan_call(
 
 
 @dataclass(frozen=True)
-class _Ask:
+class Ask:
     """What a plan depends on."""
 
     graph: Graph

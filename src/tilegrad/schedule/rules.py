@@ -254,7 +254,8 @@ def _check_complete(schedule: Schedule, done: set[str]) -> None:
     graph, islands = schedule.graph, schedule.islands
     nodes = {node for name in done for node in islands[name].nodes}
     other = {name.partition(":")[0] for name in done if name.endswith("'")}  # phases with other tiles in backward
-    made = {value for name in done for value in islands[name].stores}
+    able = needed_gradients(graph, {v.name for v in graph.values if not v.kind.computed})
+    made = {value for name in done for value in islands[name].stores} & able
     wanted = {value for name in done for value in islands[name].reads(graph)} | set(graph.outputs)
     for name in dict.fromkeys(step.island for step in schedule.steps[: schedule.turn] if isinstance(step, Run)):
         island = islands[name]

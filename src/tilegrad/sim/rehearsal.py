@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from ..ir import Graph, Kind
 from ..ops import Place
 from ..progress import tick
 from ..region import Box
-from ..schedule import Compute, Fold, Island, IslandStep, Join, Load, Schedule, Storage, Store
+from ..schedule import Compute, Fold, Island, Islands, IslandStep, Join, Load, Schedule, Storage, Store
 from .footprint import FRESH, Footprint, RunKind
 from .peak import PeakBytes
 
@@ -64,7 +64,7 @@ class _Stage(Pass):
             tensors[name].requires_grad_(tensors[name].is_floating_point())
         super().__init__(Executor(replace(schedule, steps=()), device), tensors, torch.device("meta"))
         self.needs = needed_gradients(graph, graded) if schedule.trains else frozenset()
-        self.executor.readers = _Many()
+        self.executor.readers = _readers(schedule)
         self.halos = self.given = _HaloShelf(schedule.storage)
         self.halo_grads = _HaloShelf(schedule.storage)
         self.strides: dict[str, Strides] = {}  # of values that an island made whole: later ones read them so
@@ -248,11 +248,15 @@ def _memory(field: Field) -> int:
     return memory_of(field._open())
 
 
-class _Many(dict[str, int]):
-    """Every value is read by many."""
-
-    def get(self, key: str, default: Any = None) -> int:
-        return 2
+def _readers(schedule: Schedule) -> Counter[str]:
+    """How many islands read a value whole; two stand for many."""
+    found = Counter(name for phase in schedule.phases for name in phase.whole for _ in phase.tiles()[:2])
+    if not isinstance(schedule.islands, Islands):
+        numbers = {str(phase.number) for phase in schedule.phases}
+        found.update(
+            v for name, i in schedule.islands.items() if name.partition(":")[0] not in numbers for v in i.whole
+        )
+    return found
 
 
 class _Far(Slot):
