@@ -103,7 +103,7 @@ def _options(problem: Problem, inner: Graph, rest: Graph) -> Iterator[_Mix]:
     walks, graded = Walks(lowered), [name for name in problem.graded if name in lowered.value]
     if axis not in {a for dims in walks.axes.dims.values() for a in dims}:
         return
-    scale = Scale(lowered, graded, True, problem.machine)
+    scale = Scale(lowered, graded, True, problem.machine, problem.tiles.scale)
     step: TrainingStep | None = None
     unit, length = total_stride(lowered, (axis,)), axis_lengths(lowered, (axis,))[axis]
     for count in COUNTS:

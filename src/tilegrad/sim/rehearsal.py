@@ -39,7 +39,7 @@ class Rehearsals:
     def of(self, island: Island, how: RunKind) -> Footprint:
         key = (shape_of(island), how)
         if key not in self._known:
-            self._known[key] = self.stage.play(island, how)
+            self._known[key] = self.stage.play(island.kind, how)
         return self._known[key]
 
     def backward(self, island: Island, how: RunKind) -> Footprint:
@@ -49,7 +49,7 @@ class Rehearsals:
             return self.of(island, how)
         key = (shape_of(island), how, laid)
         if key not in self._known:
-            self._known[key] = self.stage.play(island, how, dict(laid))
+            self._known[key] = self.stage.play(island.kind, how, dict(laid))
         return self._known[key]
 
 
@@ -293,10 +293,21 @@ def _blank(graph: Graph, name: str, shape: Sequence[int] | None = None) -> Tenso
 
 def shape_of(island: Island) -> Hashable:
     """What makes two islands alike: shapes and paddings, not places."""
-    found = island.__dict__.get("_shape")
+    kind = island.kind
+    found = kind.__dict__.get("_shape")
     if found is None:
-        found = island.__dict__["_shape"] = (tuple(map(_shape, island.steps)), island.refers)
+        found = kind.__dict__["_shape"] = _Shape((tuple(map(_shape, kind.steps)), island.refers))
     return found
+
+
+class _Shape(tuple[Hashable, ...]):
+    """Hashed once: it is long."""
+
+    def __hash__(self) -> int:
+        found: int | None = self.__dict__.get("_hash")
+        if found is None:
+            found = self.__dict__["_hash"] = super().__hash__()
+        return found
 
 
 def _shape(step: IslandStep) -> Hashable:

@@ -82,10 +82,15 @@ class _Moments:
 
 
 class Scale:
-    """A lowered graph, ready to weigh any tiles of it. `graded`: outside values that need a gradient."""
+    """A lowered graph, ready to weigh any tiles of it. `graded`: outside values that need a gradient; `of`: a graph that
+    this one may be a part of, which was analysed before."""
 
-    def __init__(self, graph: Graph, graded: Collection[str], train: bool, machine: Machine):
+    def __init__(
+        self, graph: Graph, graded: Collection[str], train: bool, machine: Machine, of: Scale | None = None
+    ):
         self.graph, self.machine, self.train = graph, machine, train
+        known = of.graph.node if of is not None else {}
+        self.of = of if all(known.get(node.name) == node for node in graph.nodes) else None
         self.graded = tuple(graded) if train else ()
         self.needs = needed_gradients(graph, self.graded) if self.graded else frozenset[str]()
         self._moments: dict[tuple[object, ...], _Moments] = {}
@@ -93,7 +98,7 @@ class Scale:
 
     @cached_property
     def _trained(self) -> Graph:
-        return training_graph(self.graph, self.graded)
+        return training_graph(self.graph, self.graded) if self.of is None else self.of._trained
 
     @cached_property
     def root(self) -> Mapping[str, str]:
