@@ -151,12 +151,11 @@ class TileSearch:
         best = min(options, key=lambda o: (o.weight.total_bytes, o.weight.seconds), default=None)
         return self.rehearse(best) if best is not None else None
 
-    def rehearse(self, option: Option, limit: int | None = None) -> Fit:
-        """What it needs, or that it is more than `limit`."""
+    def rehearse(self, option: Option) -> Fit:
         mode = "stream" if option.mode == "auto" else option.mode
         schedule = make_schedule(self.graph, mode, option.phases, option.storage, self.train)
         table = Rehearsals(schedule, self.graded if self.train else ())
-        return Fit(schedule, predict(schedule, self.graded, table, limit), table)
+        return Fit(schedule, predict(schedule, self.graded, table), table)
 
     def dialled(self, fit: Fit, budget: int) -> Fit:
         """The same tiles, as many of the last ones kept as the budget allows: more are never less memory. Room is left
@@ -251,7 +250,7 @@ def _fastest(search: TileSearch, options: list[Option], budget: int) -> Fit | No
             option = min((o for o in sure if o.seconds(room) <= NEAR * least), key=lambda o: o.tiles)
         else:
             option = min(fitting, key=lambda o: (o.weight.total_bytes, o.weight.seconds))
-        fit = search.rehearse(option, budget)
+        fit = search.rehearse(option)
         if _peak(fit) <= budget:
             return fit
         trust = max(trust, _peak(fit) / option.weight.total_bytes)

@@ -56,12 +56,9 @@ class Prediction:
 
 
 def predict(
-    schedule: Schedule,
-    graded: Sequence[str] | None = None,
-    footprints: Footprints | None = None,
-    limit: int | None = None,
+    schedule: Schedule, graded: Sequence[str] | None = None, footprints: Footprints | None = None
 ) -> Prediction:
-    """Peak bytes of a schedule. `graded`: outside values that need a gradient; `limit`: more is not looked at."""
+    """Peak bytes of a schedule. `graded`: outside values that need a gradient."""
     names = parameters(schedule.graph) if graded is None else list(graded)
     if footprints is None:
         explicit = isinstance(schedule.islands, NodeIslands)
@@ -71,8 +68,6 @@ def predict(
     walk = _Walk(schedule, footprints, names if schedule.trains else ())
     for at, step in enumerate(schedule.steps):
         walk.step(at, step)
-        if limit is not None and walk.total + walk.outside > limit:
-            break
     return walk.result()
 
 
@@ -122,14 +117,6 @@ class _Walk:
 
     def _made(self, island: Island) -> tuple[str, ...]:
         return (*island.stores, *(self.graph.node[name].outputs[0] for name in island.folds))
-
-    @cached_property
-    def outside(self) -> int:
-        """Bytes that are there throughout."""
-        if self.schedule.seat is None:
-            return self.roots.resident_bytes
-        names = [v for v in self.graph.values if not v.kind.computed]
-        return sum(self.schedule.owned(v.name).volume * v.type.item_bytes for v in names)
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
@@ -375,7 +362,10 @@ class _Walk:
         return [item for item in found if item.bytes]
 
     def result(self) -> Prediction:
-        outside = self.outside
+        outside = self.roots.resident_bytes
+        if self.schedule.seat is not None:
+            names = [v for v in self.graph.values if not v.kind.computed]
+            outside = sum(self.schedule.owned(v.name).volume * v.type.item_bytes for v in names)
         explicit = self.explicit  # every piece of memory is a value
         for name in list(self.sizes):
             self._die(str(name), len(self.device))

@@ -70,6 +70,7 @@ class _Stage(Pass):
         self.strides: dict[str, Strides] = {}  # of values that an island made whole: later ones read them so
         self.grad_strides: dict[str, Strides] = {}  # of gradients that are not contiguous
         self.laid: Mapping[str, Strides] = {}
+        self.partials: dict[tuple[str, tuple[int, ...]], tuple[Tensor, ...]] = {}  # of reductions, by box
 
     def laid_out(self, island: Island) -> tuple[tuple[str, Strides], ...]:
         """Of what it makes, whose gradients are not contiguous."""
@@ -133,16 +134,24 @@ class _Stage(Pass):
                     if how.keep and value in self.needs:
                         self.grads[value] = self._there(value, self.laid.get(value))
                 case Fold(node=name):
-                    call, op = self.executor.calls[name], self.executor.reduction(name)
-                    source, result = call.node.inputs[0].value, call.node.outputs[0]
-                    others = zip(call.node.reads[1:], op.beside(call, step.box), strict=True)
-                    beside = [_blank(self.graph, other, part.shape) for other, part in others]
-                    place = Place(self.extent(result), (step.box,))
-                    self.totals[name] = op.partial(call, _blank(self.graph, source, step.box.shape), place, *beside)
+                    self.totals[name] = self._total(name, step.box)
+                    result = self.graph.node[name].outputs[0]
                     if how.keep and result in self.needs:
                         self.grads[result] = self._there(result)
         if how.keep:
             self._prepare_gradients(island, how)
+
+    def _total(self, name: str, box: Box) -> tuple[Tensor, ...]:
+        """What a reduction has from other tiles."""
+        key = name, box.shape
+        if key not in self.partials:
+            call, op = self.executor.calls[name], self.executor.reduction(name)
+            source, result = call.node.inputs[0].value, call.node.outputs[0]
+            others = zip(call.node.reads[1:], op.beside(call, box), strict=True)
+            beside = [_blank(self.graph, other, part.shape) for other, part in others]
+            place = Place(self.extent(result), (box,))
+            self.partials[key] = op.partial(call, _blank(self.graph, source, box.shape), place, *beside)
+        return tuple(torch.empty_like(part) for part in self.partials[key])
 
     def _prepare_gradients(self, island: Island, how: RunKind) -> None:
         for name in island.reads(self.graph):

@@ -132,7 +132,7 @@ class Scale:
                 weights += value[out].type.bytes
             else:
                 alias = root[out].partition(".grad")[0] if root[out] != out else None
-                grads[name] = alias if alias != name else None
+                grads[name] = alias if alias != name and alias in self.graph.value else None
         return _Tape(saves, hidden, 0, work, weights, tuple(grads.items()))
 
     # -- a phase's table -----------------------------------------------------------------------------------------------
@@ -226,7 +226,8 @@ class Scale:
             sizes, kinds = self._tiles(phase, phase.forward)
             bytes_ = whole * sizes
             halos += self._halos(phase) if near else 0.0
-            peak = max(peak, before[at] + halos + float((table.plain @ bytes_).max(initial=0.0)))
+            fetched = 0.0 if near else self._fetched(phase, phase.boxed)
+            peak = max(peak, before[at] + halos + fetched + float((table.plain @ bytes_).max(initial=0.0)))
             forward, once, backward, link = self._seconds(phase, near)
             seconds += forward + link
             if self.train:
@@ -235,7 +236,8 @@ class Scale:
                 most = np.maximum(
                     (table.graded @ bytes_).max(0, initial=0.0), (table.back @ bytes_).max(0, initial=0.0)
                 )
-                peak = max(peak, after[at] + halos + float(most.max(initial=0.0)))
+                fetched += 0.0 if near else self._fetched(phase, phase.stores)  # their gradients
+                peak = max(peak, after[at] + halos + fetched + float(most.max(initial=0.0)))
                 seconds += once + backward + 2 * link
                 saved = table.saved @ bytes_
                 turn = after[at] + float((most - saved).max(initial=0.0))
@@ -267,6 +269,16 @@ class Scale:
             share = (share[:, :, None] * unique[:, None, :]).reshape(len(share), -1)
             kinds = (kinds[:, None] * unique.shape[1] + which[None, :]).reshape(-1)
         return share, kinds
+
+    def _fetched(self, phase: TilePhase, names: Sequence[str]) -> float:
+        """What a tile has here of values that are kept elsewhere, at most."""
+        total, tiling = 0.0, phase.forward
+        for name in names if tiling is not None else ():
+            if self.graph.value[name].kind.computed and len(self.graph.shape(name)) > 2:
+                tracks = ((tiling.spans[a].held.get(name), tiling.lines[a].sizes.get(name, 1)) for a in tiling.tiled)
+                shares = (int(track.sizes.max()) / max(1, n) for track, n in tracks if track is not None)
+                total += self.graph.type(name).bytes * prod(shares)
+        return total
 
     def _halos(self, phase: TilePhase) -> float:
         """All that tiles hand on: what they hold beyond what they make."""
