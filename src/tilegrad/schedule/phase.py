@@ -182,7 +182,7 @@ class TileIsland(Island):
         return found
 
     @cached_property
-    def steps(self) -> tuple[IslandStep, ...]:  # type: ignore[override]
+    def steps(self) -> tuple[IslandStep, ...]:
         return self._phase.make_steps(self._tiling, self._tile)
 
     @cached_property

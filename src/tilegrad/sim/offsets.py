@@ -29,6 +29,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, count
+from types import SimpleNamespace
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -37,6 +38,7 @@ from ..errors import InternalError
 
 _MOST_SEARCHED = 2000  # a node of the search costs time in proportion to the undecided tensors
 _PEEL_ROUNDS = 64  # each costs a sort; later rounds find little
+_Work = SimpleNamespace  # `left`: how many tensors may still be looked at
 _FAR = 1 << 62  # above every address
 EFFORT = 5_000_000  # tensors that a search looks at: some seconds
 _FIT = 50  # what placing one tensor counts
@@ -70,7 +72,7 @@ class Layout:
 
 def assign_offsets(lifetimes: Sequence[Lifetime], *, effort: int = EFFORT, align: int = 1) -> Layout:
     """Offsets, multiples of `align`, with the smallest range that a search of this effort finds."""
-    work = _Work(effort)
+    work = _Work(left=effort)
     for life in lifetimes:
         if life.bytes < 0 or life.stop < life.start:
             raise InternalError(f"lifetime of {life.name!r}: {life.bytes} bytes in steps [{life.start}, {life.stop})")
@@ -143,13 +145,6 @@ class _Arena:
         return offset
 
 
-@dataclass
-class _Work:
-    """Effort that is left, in tensors looked at."""
-
-    left: float
-
-
 def _greedy(blocks: Sequence[Lifetime], bound: int, work: _Work) -> list[int]:
     """The best of several orders. The first is always finished, the others while effort is left."""
     ranks = [(-b.bytes, -b.bytes * (b.stop - b.start), b.start - b.stop, b.start) for b in blocks]
@@ -158,11 +153,9 @@ def _greedy(blocks: Sequence[Lifetime], bound: int, work: _Work) -> list[int]:
         arena, offsets = _Arena(len(blocks)), [0] * len(blocks)
         for i in sorted(range(len(blocks)), key=lambda i: (ranks[i][by], ranks[i])):
             offsets[i] = arena.fit(blocks[i])
-            work.left -= _FIT
-            if best and work.left < 0:
-                return best
         best = min(best or offsets, offsets, key=lambda found: _top(blocks, found))
-        if _top(blocks, best) == bound:
+        work.left -= _FIT * len(blocks)
+        if _top(blocks, best) == bound or work.left < 0:
             break
     return best
 
@@ -193,8 +186,7 @@ def _narrow(blocks: Sequence[Lifetime], best: list[int], bound: int, work: _Work
 def _complete(blocks: Sequence[Lifetime], core: dict[int, int], peeled: list[int]) -> list[int]:
     """The offsets found for the core, and then the peeled blocks where they fit."""
     arena = _Arena(len(blocks))
-    offsets = {i: arena.add(blocks[i], offset) for i, offset in core.items()}
-    offsets |= {i: arena.fit(blocks[i]) for i in reversed(peeled)}
+    offsets = {i: arena.add(blocks[i], at) for i, at in core.items()} | {i: arena.fit(blocks[i]) for i in peeled[::-1]}
     return [offsets[i] for i in range(len(blocks))]
 
 
@@ -283,8 +275,7 @@ class _Search:
         """Offsets; an empty list: there are none; None: no more than `spare` effort is left."""
         chance, found = random.Random(0), None
         for turn in count():  # large blocks first, then large areas, in turn; after the first time disturbed
-            pairs = zip(self.sizes, self.sections, strict=True)
-            areas = [size * (hi - lo if turn % 2 else 1) for size, (lo, hi) in pairs]
+            areas = [z * (b - a if turn % 2 else 1) for z, (a, b) in zip(self.sizes, self.sections, strict=True)]
             self.rank = [-area * (1 + chance.random() * (turn > 0)) for area in areas]
             self.heed_blame = turn % 4 > 1  # both ways: each is stuck where the other is not
             found = self._attempt(int(10 * (len(areas) + 1) * 1.05**turn), work, spare)

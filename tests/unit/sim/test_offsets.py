@@ -165,7 +165,7 @@ def test_the_search_is_complete(seed: int) -> None:
     lifetimes = fill_strip(seed)
     least = optimum_by_places(lifetimes)
     for capacity in range(live_bytes(lifetimes), least + 3):
-        found = _Search(lifetimes, capacity).solve(_Work(30_000_000))
+        found = _Search(lifetimes, capacity).solve(_Work(left=30_000_000))
         assert found is not None and bool(found) == (capacity >= least)
         if found:
             check_layout(lifetimes, Layout(tuple(found), capacity, least, exact=False, method="search"))

@@ -82,12 +82,10 @@ class _Moments:
 
 
 class Scale:
-    """A lowered graph, ready to weigh any tiles of it. `graded`: outside values that need a gradient; `of`: a graph that
-    this one may be a part of, which was analysed before."""
+    """A lowered graph, ready to weigh any tiles of it. `graded`: outside values that need a gradient; `of`: a graph
+    that this one may be a part of, which was analysed before."""
 
-    def __init__(
-        self, graph: Graph, graded: Collection[str], train: bool, machine: Machine, of: Scale | None = None
-    ):
+    def __init__(self, graph: Graph, graded: Collection[str], train: bool, machine: Machine, of: Scale | None = None):
         self.graph, self.machine, self.train = graph, machine, train
         known = of.graph.node if of is not None else {}
         self.of = of if all(known.get(node.name) == node for node in graph.nodes) else None
@@ -273,7 +271,9 @@ class Scale:
     def _fetched(self, phase: TilePhase, names: Sequence[str]) -> float:
         """What a tile has here of values that are kept elsewhere, at most."""
         total, tiling = 0.0, phase.forward
-        for name in names if tiling is not None else ():
+        if tiling is None:
+            return total
+        for name in names:
             if self.graph.value[name].kind.computed and len(self.graph.shape(name)) > 2:
                 tracks = ((tiling.spans[a].held.get(name), tiling.lines[a].sizes.get(name, 1)) for a in tiling.tiled)
                 shares = (int(track.sizes.max()) / max(1, n) for track, n in tracks if track is not None)
