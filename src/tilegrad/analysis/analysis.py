@@ -10,6 +10,7 @@ from typing import Any
 
 from ..profile import Block, Operator, Profile, Span
 from ..sim.machine import Machine
+from ..sim.offsets import EFFORT
 from .addresses import Addresses, find_addresses
 from .groups import BYS, OperatorGroup, Rates, TimeOf, find_rates, group_operators, operator_seconds
 from .layouts import Layouts, find_layouts
@@ -27,7 +28,7 @@ class Analysis:
 
     profile: Profile
     machine: Machine | None = None  # whose roofline rates are held against
-    layout_s: float = 0.5  # for our offsets
+    layout_effort: int = EFFORT // 10  # for our offsets
     plans: dict[str, Any] | None = field(default=None)  # what tilegrad would do, where it was asked
 
     @property
@@ -75,7 +76,7 @@ class Analysis:
     def layouts(self) -> dict[str, Layouts | None]:
         return {
             device: find_layouts(
-                self._owned(device), memory.owned.peak_bytes, self.addresses[device], seconds=self.layout_s
+                self._owned(device), memory.owned.peak_bytes, self.addresses[device], effort=self.layout_effort
             )
             for device, memory in self.memory.items()
         }
@@ -227,6 +228,6 @@ def _span_json(span: Span | None) -> dict[str, float | None] | None:
     return None if span is None else {"start_s": span.start_s, "kern_s": span.kern_s, "end_s": span.end_s}
 
 
-def analyze(profile: Profile, machine: Machine | None = None, *, layout_s: float = 0.5) -> Analysis:
+def analyze(profile: Profile, machine: Machine | None = None, *, layout_effort: int = EFFORT // 10) -> Analysis:
     """What a profile says. machine: to hold rates against."""
-    return Analysis(profile, machine, layout_s)
+    return Analysis(profile, machine, layout_effort)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..profile import Block
-from ..sim.offsets import Lifetime, assign_offsets, check_layout
+from ..sim.offsets import EFFORT, Lifetime, assign_offsets, check_layout
 from .addresses import Addresses
 
 MOST = 10_000  # blocks: placing takes time in proportion to their square
@@ -46,7 +46,7 @@ class Layouts:
 
 
 def find_layouts(
-    blocks: Sequence[Block], bound: int, recorded: Addresses | None, *, seconds: float = 0.5
+    blocks: Sequence[Block], bound: int, recorded: Addresses | None, *, effort: int = EFFORT // 10
 ) -> Layouts | None:
     """None where there are no blocks. Of more than `MOST` only what was recorded is told."""
     real = [b for b in blocks if b.bytes and b.start < b.stop]
@@ -57,7 +57,7 @@ def find_layouts(
     if len(real) > MOST or sum(b.bytes for b in real) >= _FAR:
         return Layouts(bound, union, span, None, False, {})
     lives = [Lifetime(b.name, b.bytes, b.start, b.stop) for b in real]
-    layout = assign_offsets(lives, seconds=seconds)
+    layout = assign_offsets(lives, effort=effort)
     check_layout(lives, layout)
     greedy = {name: best_fit(real, key, align) for name, (key, align) in GREEDY.items()}
     return Layouts(bound, union, span, layout.range_bytes, layout.exact, greedy)

@@ -226,3 +226,24 @@ def _window(line: Line, cuts: Cuts) -> tuple[dict[str, int], set[str]]:
         return dict.fromkeys(line.sizes, 0), set(line.sizes)
     spans = _pull(line, {name: Track.between((cuts[name][0], cuts[name][-1])) for name in line.sinks}, 1)
     return {name: track[0].lo for name, track in spans.items()}, {n for n, track in spans.items() if not track[0].empty}
+
+
+def kinds_along(line: Line, spans: Spans) -> list[int]:
+    """A number for each tile: equal where all intervals are the same but for their place, what is read of each value
+    against what is held of it (so far as it sticks out, it is padding), and what the next tile is given."""
+    count = spans.count
+    rows = [np.arange(count) == 0, np.arange(count) == count - 1]
+    for name, size in line.sizes.items():
+        own, held = spans.own[name], spans.held[name]
+        rows += [own.hi - own.lo, held.lo - own.lo, held.hi - own.lo, own.lo <= 0, own.hi >= size]
+        for track in (spans.share.get(name, own), spans.complete.get(name, own)):
+            rows += [np.where(track.empty, -1, end - own.lo) for end in (track.lo, track.hi)]
+        given = np.append(own.lo[1:] - held.lo[1:], 0)
+        rows += [given, np.where(given > 0, np.append(own.lo[1:], 0) - own.lo, 0)]
+    for out, reads in line.steps:
+        made = spans.own[out]
+        for name, window in reads:
+            read, held = read_all(window, made), spans.held[name]
+            rows += [np.where(made.empty, 0, end) for end in (read.lo - held.lo, read.hi - held.hi)]
+    known: dict[bytes, int] = {}
+    return [known.setdefault(column.tobytes(), len(known)) for column in np.array(rows, np.int64).T.copy()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import product
 
 from ..errors import GridError
@@ -11,7 +12,7 @@ from ..ir import Graph, Node
 from ..ops import find
 from ..region import Box, Interval, cuts_of_count
 from .axes import Axes, call_of, label_axes
-from .lines import Cuts, Line, Spans, line_of, sinks_of, tile_line
+from .lines import Cuts, Line, Spans, kinds_along, line_of, sinks_of, tile_line
 from .roles import NodePart, sort_nodes
 
 
@@ -43,6 +44,14 @@ class Tiling:
 
     def tiles(self) -> list[tuple[int, ...]]:
         return list(product(*map(range, self.grid)))
+
+    def kind(self, tile: Sequence[int]) -> tuple[int, ...]:
+        """Equal for tiles that are the same but for their place: in sizes, halos, paddings and neighbours."""
+        return tuple(self._kinds[axis][t] for axis, t in zip(self.tiled, tile, strict=True))
+
+    @cached_property
+    def _kinds(self) -> dict[str, list[int]]:
+        return {axis: kinds_along(self.lines[axis], self.spans[axis]) for axis in self.tiled}
 
     def box(self, which: str, value: str, tile: Sequence[int]) -> Box:
         """The `own`, `held`, `share` or `complete` box of a value for a tile; dimensions off the axes are whole."""

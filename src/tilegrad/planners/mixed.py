@@ -103,7 +103,7 @@ def _options(problem: Problem, inner: Graph, rest: Graph) -> Iterator[_Mix]:
     walks, graded = Walks(lowered), [name for name in problem.graded if name in lowered.value]
     if axis not in {a for dims in walks.axes.dims.values() for a in dims}:
         return
-    scale = Scale(lowered, graded, True, problem.machine)
+    scale = Scale(lowered, graded, True, problem.machine, problem.tiles.scale)
     step: TrainingStep | None = None
     unit, length = total_stride(lowered, (axis,)), axis_lengths(lowered, (axis,))[axis]
     for count in COUNTS:
@@ -138,7 +138,8 @@ def cut_graph(graph: Graph, at: int) -> tuple[Graph, Graph] | None:
     """The first `at` nodes and the others, as two graphs. None unless exactly one value leads from one to the other."""
     first, last = graph.nodes[:at], graph.nodes[at:]
     made = {v for n in first for v in n.outputs}
-    crossing = [v for n in first for v in n.outputs if v in {*graph.outputs, *(r for m in last for r in m.reads)}]
+    read = {*graph.outputs, *(r for m in last for r in m.reads)}
+    crossing = [v for n in first for v in n.outputs if v in read]
     updates = [pair for pair in graph.updates if pair[1] in made]
     if len(crossing) != 1 or crossing[0] in graph.outputs or any(new in crossing for _, new in updates):
         return None

@@ -25,12 +25,14 @@ from ..sim.rehearsal import Rehearsals
 from .problem import Planner, Problem, Proposal
 from .tiling import Scale, TileSizes, Walks, Weight, cut_tiles, keep_last, keepable, make_schedule, plan_plain
 
+MOST_ISLANDS = 4096  # in all walks together
 MOST_TILES = 1024  # in a walk: more of them cost more time than the memory they save is worth
 LOSS = 2  # times the outputs: what a loss holds besides them and their gradients
 FEW_TILES = 64  # in a walk: more are only weighed where these do not fit
 GROWTH = 1.5  # from one number of tiles that is weighed to the next
 IDLE = 2  # numbers of tiles that fit and are no faster: then more are not weighed
 NEAR = 1.02  # times the least time: of such tiles the fewest are taken
+SAVED = 0.005  # of a step's time: what more tiles kept would save at most, and is not looked for
 REHEARSED = 5  # at most: the first is nearly always within some percent of what was weighed
 MISTRUST = 0.8  # of what was weighed, before anything was rehearsed: what may turn out to fit
 
@@ -124,8 +126,14 @@ class TileSearch:
         return ("auto", "stream") if self.mode == "auto" else (self.mode,)
 
     def weigh(self, mode: str, sizes: TileSizes, storage: str) -> Option:
-        phases = cut_tiles(self.walks, mode, sizes, self.machine)
-        return Option(mode, storage, phases, self.scale.weigh(phases, storage))
+        key = mode, tuple(sizes.items())
+        if key not in self._cut:
+            self._cut[key] = cut_tiles(self.walks, mode, sizes, self.machine)
+        return Option(mode, storage, self._cut[key], self.scale.weigh(self._cut[key], storage))
+
+    @cached_property
+    def _cut(self) -> dict[tuple[object, ...], tuple[TilePhase, ...]]:
+        return {}
 
     def floor(self, storage: str) -> float:
         """No tiles need less."""
@@ -139,8 +147,9 @@ class TileSearch:
         most = [family[-1] for family in _families(self, few=False) if family]
         sizes = [*(each for family in _families(self, few=True) for each in family), *most]
         options = [self.weigh(mode, each, storages[-1]) for each in sizes for mode in self.modes]
-        options.sort(key=lambda o: (o.weight.total_bytes, o.weight.seconds))
-        return min((self.rehearse(option) for option in options[:2]), key=_peak, default=None)
+        options = [o for o in options if o.tiles <= MOST_ISLANDS] or options[:1]
+        best = min(options, key=lambda o: (o.weight.total_bytes, o.weight.seconds), default=None)
+        return self.rehearse(best) if best is not None else None
 
     def rehearse(self, option: Option) -> Fit:
         mode = "stream" if option.mode == "auto" else option.mode
@@ -155,17 +164,19 @@ class TileSearch:
         if not self.train or _peak(fit) > budget:
             return fit
         best, low, high = fit, 0, len(keepable(fit.schedule)) + 1
-        trust, weight = 1.0, self.scale.weigh(fit.schedule.phases, fit.schedule.storage)
-        while high - low > 1:
-            guess = weight.keep(budget / trust)[0]
-            middle = min(max(guess, low + 1), high - 1)
+        weight = self.scale.weigh(fit.schedule.phases, fit.schedule.storage)
+        middle, above = weight.keep(budget)[0], inf  # `above`: what `high` of them need
+        while high - low > 1 and (high - low - 1) * weight.kept_seconds > SAVED * weight.seconds:
+            middle = min(max(middle, low + 1), high - 1)
             schedule = keep_last(fit.schedule, middle)
             found = Fit(schedule, predict(schedule, self.graded, fit.table), fit.table)
+            guessed = low > 0 or above < inf  # by line or by halves, in turn
             if _peak(found) <= budget:
                 low, best = middle, found
             else:
-                high = middle
-            trust = _peak(found) / weight.with_kept(middle)
+                high, above = middle, _peak(found)
+            share = (budget - _peak(best)) / (above - _peak(best)) if above < inf else 1.0
+            middle = low + int(share * (high - low)) if not guessed or share == 1.0 else (low + high) // 2
         return best
 
 
@@ -216,6 +227,7 @@ def _weighed(search: TileSearch, family: Iterable[TileSizes], storage: str, budg
     least, idle = inf, 0
     for sizes in family:
         options = [search.weigh(mode, sizes, storage) for mode in search.modes]
+        options = [o for o in options if o.tiles <= MOST_ISLANDS]
         yield from options
         seconds = min((o.seconds(budget) for o in options if o.weight.total_bytes <= budget), default=inf)
         idle = idle + 1 if least <= seconds < inf else 0

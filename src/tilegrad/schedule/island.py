@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from ..ir import Graph
 from ..ops import find
 from .steps import Compute, Fold, Free, IslandStep, Join, Load, Store
 
+Handed = tuple[str, int, str, int]  # of a halo: value, axis, the other island, elements
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class Island:
     """`whole`: stored values that are read whole. `refers`: what its record looks up by name when its backward runs,
     since it may be freed, moved or made again in between; None: the record itself holds what it needs."""
@@ -22,6 +25,21 @@ class Island:
     steps: tuple[IslandStep, ...] = field(repr=False)
     whole: frozenset[str] = frozenset()
     refers: frozenset[str] | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Island) and self._fields == other._fields
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.whole, self.refers))
+
+    @property
+    def _fields(self) -> tuple[object, ...]:
+        return self.name, self.steps, self.whole, self.refers
+
+    @property
+    def kind(self) -> Island:
+        """An island that this one is the same as, but for its place."""
+        return self
 
     @cached_property
     def loads(self) -> tuple[str, ...]:
@@ -44,6 +62,19 @@ class Island:
     def joins(self) -> tuple[Join, ...]:
         return tuple(step for step in self.steps if isinstance(step, Join))
 
+    @cached_property
+    def writes(self) -> tuple[Store | Fold, ...]:
+        """What becomes of the boxes that it makes."""
+        return tuple(step for step in self.steps if isinstance(step, Store | Fold))
+
+    @cached_property
+    def receives(self) -> tuple[Handed, ...]:
+        return tuple((j.value, halo.axis, halo.peer, halo.box.volume) for j in self.joins for halo in j.receives)
+
+    @cached_property
+    def gives(self) -> tuple[Handed, ...]:
+        return tuple((j.value, halo.axis, halo.peer, halo.box.volume) for j in self.joins for halo in j.gives)
+
     @property
     def saved(self) -> str:
         """What steps call the memory of its record."""
@@ -51,13 +82,26 @@ class Island:
 
     def reads(self, graph: Graph) -> tuple[str, ...]:
         """Stored values that running it reads."""
+        return self.kind._uses(graph)[0]
+
+    def reads_back(self, graph: Graph) -> tuple[str, ...]:
+        """Stored values that its backward reads: what its record refers to, and what a fold had from a stored value."""
+        return self.kind._uses(graph)[1]
+
+    def _uses(self, graph: Graph) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """What running it and its backward read: found once."""
+        known: tuple[Any, ...] = self.__dict__.get("_used", (None, (), ()))
+        if known[0] is not graph:
+            known = self.__dict__["_used"] = graph, self._reads(graph), self._reads_back(graph)
+        return known[1:]
+
+    def _reads(self, graph: Graph) -> tuple[str, ...]:
         nodes = [graph.node[name] for name in self.nodes]
         whole = [v for node in nodes for v in node.reads if v in self.whole]
         beside = [v for name in self.folds for v in graph.node[name].reads[1:]]
         return tuple(dict.fromkeys((*self.loads, *whole, *beside)))
 
-    def reads_back(self, graph: Graph) -> tuple[str, ...]:
-        """Stored values that its backward reads: what its record refers to, and what a fold had from a stored value."""
+    def _reads_back(self, graph: Graph) -> tuple[str, ...]:
         folded = [graph.node[name].reads[0] for name in self.folds]
         again = [v for v in folded if v in self.stores]
         return tuple(dict.fromkeys((*sorted(self.refers or ()), *again)))

@@ -6,7 +6,7 @@ Between two phases lies what must be whole before anybody goes on: statistics, w
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 
@@ -14,7 +14,7 @@ from ..bounds import Tiling, call_of
 from ..ir import Graph, Node
 from ..ops import find
 from ..region import Box
-from .island import Island, touched
+from .island import Handed, Island, touched
 from .steps import Compute, Fold, Free, Halo, IslandStep, Join, Load, Store
 
 Tile = tuple[int, ...]
@@ -51,26 +51,42 @@ class TilePhase:
         return found[::-1] if backward else found
 
     @cached_property
-    def _islands(self) -> dict[str, Island]:
+    def _islands(self) -> dict[str, TileIsland]:
+        return {}
+
+    @cached_property
+    def _names(self) -> dict[tuple[Tile, bool], str]:
+        return {}
+
+    @cached_property
+    def _kinds(self) -> dict[tuple[object, ...], TileIsland]:
         return {}
 
     def name(self, tile: Tile, *, backward: bool = False) -> str:
         """`3:0,1`; where backward goes over other tiles than forward, `3:0,1'`."""
-        other = "'" if backward and self.backward is not self.forward else ""
-        return f"{self.number}:{','.join(map(str, tile))}{other}" if self.tiled else str(self.number)
+        found = self._names.get((tile, backward))
+        if found is None:
+            other = "'" if backward and self.backward is not self.forward else ""
+            found = f"{self.number}:{','.join(map(str, tile))}{other}" if self.tiled else str(self.number)
+            self._names[tile, backward] = found
+        return found
 
     def island(self, tile: Tile, *, backward: bool = False) -> Island:
         """What the tile does; made once and kept."""
         name = self.name(tile, backward=backward)
         if name not in self._islands:
             tiling = self.backward if backward else self.forward
-            steps = list(self._tile_steps(tiling, tile) if tiling else self._whole_steps())
-            whole = frozenset(self.whole)
-            self._islands[name] = Island(name, tuple(with_frees(self.graph, steps, whole)), whole)
+            key = id(tiling), tiling.kind(tile) if tiling else ()
+            found = self._islands[name] = TileIsland.at(name, self, tiling, tile, self._kinds.get(key))
+            self._kinds.setdefault(key, found)
         return self._islands[name]
 
     def steps(self, tile: Tile, *, backward: bool = False) -> tuple[IslandStep, ...]:
         return self.island(tile, backward=backward).steps
+
+    def make_steps(self, tiling: Tiling | None, tile: Tile) -> tuple[IslandStep, ...]:
+        steps = list(self._tile_steps(tiling, tile) if tiling else self._whole_steps())
+        return tuple(with_frees(self.graph, steps, frozenset(self.whole)))
 
     def _whole_steps(self) -> Iterator[IslandStep]:
         for node in self.nodes:
@@ -141,6 +157,53 @@ class TilePhase:
         if not receives and not gives:
             return None
         return Join(value, own, held, tuple(receives), tuple(gives))
+
+
+class TileIsland(Island):
+    """A tile's island. Its steps are made when they are asked for: all but places is known from one of its kind."""
+
+    _phase: TilePhase
+    _tiling: Tiling
+    _tile: Tile
+
+    @classmethod
+    def at(cls, name: str, phase: TilePhase, tiling: Tiling | None, tile: Tile, kind: TileIsland | None) -> TileIsland:
+        found = object.__new__(cls)
+        found.__dict__.update(name=name, whole=frozenset(phase.whole), refers=None)
+        found.__dict__.update(_phase=phase, _tiling=tiling, _tile=tile)
+        if kind is not None:
+            alike = {name: getattr(kind, name) for name in ("loads", "nodes", "folds", "stores")}
+            found.__dict__.update(alike, _kind=kind)
+        return found
+
+    @property
+    def kind(self) -> Island:
+        found: Island = self.__dict__.get("_kind", self)
+        return found
+
+    @cached_property
+    def steps(self) -> tuple[IslandStep, ...]:
+        return self._phase.make_steps(self._tiling, self._tile)
+
+    @cached_property
+    def writes(self) -> tuple[Store | Fold, ...]:
+        if self.kind is self:
+            return super().writes
+        which = "complete" if self._tiling.mode == "gather" else "share"
+        graph, box = self._phase.graph, self._tiling.box
+        return tuple(replace(s, box=box(which, touched(graph, s)[0], self._tile)) for s in self.kind.writes)
+
+    @cached_property
+    def receives(self) -> tuple[Handed, ...]:
+        return super().receives if self.kind is self else self._moved(self.kind.receives, -1)
+
+    @cached_property
+    def gives(self) -> tuple[Handed, ...]:
+        return super().gives if self.kind is self else self._moved(self.kind.gives, 1)
+
+    def _moved(self, halos: tuple[Handed, ...], by: int) -> tuple[Handed, ...]:
+        peers = [self._phase.name(_beside(self._tile, axis, by)) for axis in range(len(self._tile))]
+        return tuple((value, axis, peers[axis], size) for value, axis, _, size in halos)
 
 
 def _beside(tile: Tile, axis: int, by: int) -> Tile:

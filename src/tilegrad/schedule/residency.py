@@ -48,7 +48,7 @@ class _There:
     def step(self, at: int, step: ScheduleStep) -> None:
         for name in reads_of(self.schedule, step):
             root = self.roots.root[name]
-            if root not in self.device | self.nothing and root not in self.roots.resident:
+            if not (root in self.device or root in self.nothing or root in self.roots.resident):
                 who = getattr(step, "island", "")
                 raise fail("S1", at, f"'{who}' reads '{root}', which is not on the device")
         match step:

@@ -108,8 +108,9 @@ def check_islands(schedule: Schedule) -> None:
     """Rule S7."""
     if isinstance(schedule.islands, NodeIslands):
         return
-    for name in dict.fromkeys(step.island for step in schedule.steps if isinstance(step, Run)):
-        _check_island(schedule.graph, schedule.islands[name])
+    kinds = (schedule.islands[step.island].kind for step in schedule.steps if isinstance(step, Run))
+    for island in {id(kind): kind for kind in kinds}.values():
+        _check_island(schedule.graph, island)
 
 
 def _check_island(graph: Graph, island: Island) -> None:
@@ -168,11 +169,8 @@ def check_cover(schedule: Schedule) -> None:
                 done.add(name)
         if isinstance(step, Run) and step.island not in ran:
             ran.add(step.island)
-            for one in schedule.islands[step.island].steps:
-                if isinstance(one, Store):
-                    boxes.setdefault(one.value, []).append(one.box)
-                elif isinstance(one, Fold):
-                    boxes.setdefault(f"fold {one.node}", []).append(one.box)
+            for one in schedule.islands[step.island].writes:
+                boxes.setdefault(one.value if isinstance(one, Store) else f"fold {one.node}", []).append(one.box)
         elif isinstance(step, Finish):
             found = boxes.get(f"fold {step.node}", [])
             _check_covered(schedule, graph.node[step.node].reads[0], f"what '{step.node}' folds", found, at)
@@ -190,16 +188,23 @@ def _check_covered(schedule: Schedule, name: str, what: str, boxes: list[Box], a
 
 def check_halos(schedule: Schedule) -> None:
     """Rule S9."""
-    given: dict[tuple[str, str, str], Box] = {}
+    islands, given = schedule.islands, set[tuple[str, str, str]]()
+    met = set[tuple[object, ...]]()  # islands of which kinds were seen to agree
     for at, step in enumerate(schedule.steps):
         if not isinstance(step, Run):
             continue
-        for join in schedule.islands[step.island].joins:
-            for halo in join.receives:
-                if given.get((join.value, halo.peer, step.island)) != halo.box:
-                    raise _fail("S9", at, f"halo {halo.box} of '{join.value}' was not given to '{step.island}'")
-            for halo in join.gives:
-                given[join.value, step.island, halo.peer] = halo.box
+        island = islands[step.island]
+        for value, axis, peer, _ in island.receives:
+            if (value, peer, step.island) not in given:
+                raise _fail("S9", at, f"a halo of '{value}' was not given to '{step.island}'")
+            if (pair := (value, axis, id(islands[peer].kind), id(island.kind))) not in met:
+                gives = {h.peer: h.box for j in islands[peer].joins if j.value == value for h in j.gives}
+                receives = {h.peer: h.box for j in island.joins if j.value == value for h in j.receives}
+                if gives[step.island] != receives[peer]:
+                    what = f"halo {receives[peer]} of '{value}' was not given to '{step.island}' by '{peer}'"
+                    raise _fail("S9", at, what)
+                met.add(pair)
+        given.update((value, step.island, peer) for value, _, peer, _ in island.gives)
 
 
 def check_folds(schedule: Schedule) -> None:
@@ -233,7 +238,7 @@ def check_backward(schedule: Schedule) -> None:
     """Rule S11."""
     if isinstance(schedule.islands, NodeIslands) or not schedule.trains:
         return
-    records, done, waits = set[str](), set[str](), _readers(schedule)
+    records, done, waiting = set[str](), set[str](), _readers(schedule)
     for at, step in enumerate(schedule.steps):
         if isinstance(step, Run) and step.keep:
             records.add(step.island)
@@ -242,7 +247,11 @@ def check_backward(schedule: Schedule) -> None:
                 raise _fail("S11", at, f"backward of '{step.island}' before the turn")
             if step.island not in records or step.island in done:
                 raise _fail("S11", at, f"backward of '{step.island}' without a record")
-            late = [name for name in waits.get(step.island, ()) if name not in done]
+            island = schedule.islands[step.island]
+            for name in island.reads(schedule.graph):
+                waiting[name].discard(step.island)
+            late = [reader for name in _made(schedule.graph, island) for reader in waiting.get(name, ())]
+            late += [peer for _, _, peer, _ in island.gives if peer not in done]
             if late:
                 raise _fail("S11", at, f"backward of '{step.island}' before that of '{late[0]}', which reads from it")
             done.add(step.island)
@@ -272,25 +281,17 @@ def _check_complete(schedule: Schedule, done: set[str]) -> None:
 
 
 def _readers(schedule: Schedule) -> dict[str, set[str]]:
-    """Island with a backward -> the islands with one that read what it makes, or take its halos."""
-    graph = schedule.graph
-    names = [step.island for step in schedule.steps if isinstance(step, Backward)]
-    makers: dict[str, list[str]] = {}
-    for name in names:
-        island = schedule.islands[name]
-        for value in (*island.stores, *(graph.node[fold].outputs[0] for fold in island.folds)):
-            makers.setdefault(value, []).append(name)
+    """Value -> the islands with a backward that read it."""
     found: dict[str, set[str]] = {}
-    for name in names:
-        island = schedule.islands[name]
-        for value in island.reads(graph):
-            for maker in makers.get(value, ()):
-                if maker != name:
-                    found.setdefault(maker, set()).add(name)
-        for join in island.joins:
-            for halo in join.gives:
-                found.setdefault(name, set()).add(halo.peer)
+    for step in schedule.steps:
+        if isinstance(step, Backward):
+            for value in schedule.islands[step.island].reads(schedule.graph):
+                found.setdefault(value, set()).add(step.island)
     return found
+
+
+def _made(graph: Graph, island: Island) -> tuple[str, ...]:
+    return (*island.stores, *(graph.node[fold].outputs[0] for fold in island.folds))
 
 
 RULES: tuple[Callable[[Schedule], None], ...] = (

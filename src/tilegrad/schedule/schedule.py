@@ -34,10 +34,13 @@ class Islands(Mapping[str, Island]):
             for backward in (False, True)
             for tile in phase.tiles(backward=backward)
         }
+        self._made: dict[str, Island] = {}
 
     def __getitem__(self, name: str) -> Island:
-        phase, tile, backward = self._makers[name]
-        return phase.island(tile, backward=backward)
+        if name not in self._made:
+            phase, tile, backward = self._makers[name]
+            self._made[name] = phase.island(tile, backward=backward)
+        return self._made[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._makers)

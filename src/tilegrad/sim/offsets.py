@@ -18,18 +18,18 @@ Rules of a layout, checked by `check_layout`:
 
     Rule A1  every tensor has an offset and lies in `[0, range_bytes)`
     Rule A2  tensors that live at the same step do not overlap in address
-Limits: optimal only where the bound is reached or the search ends in time; greedy alone where 2,000 cannot be peeled.
+Limits: optimal only where the bound is reached or the search ends; greedy alone where 2,000 cannot be peeled.
 """
 
 from __future__ import annotations
 
 import math
 import random
-import time
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, count
+from types import SimpleNamespace
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -38,7 +38,10 @@ from ..errors import InternalError
 
 _MOST_SEARCHED = 2000  # a node of the search costs time in proportion to the undecided tensors
 _PEEL_ROUNDS = 64  # each costs a sort; later rounds find little
+_Work = SimpleNamespace  # `left`: how many tensors may still be looked at
 _FAR = 1 << 62  # above every address
+EFFORT = 5_000_000  # tensors that a search looks at: some seconds
+_FIT = 50  # what placing one tensor counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +70,9 @@ class Layout:
         return self.range_bytes / self.live_bytes - 1 if self.live_bytes else 0.0
 
 
-def assign_offsets(lifetimes: Sequence[Lifetime], *, seconds: float = 5.0, align: int = 1) -> Layout:
-    """Offsets, multiples of `align`, with the smallest range that `seconds` of search find."""
-    deadline = time.monotonic() + seconds
+def assign_offsets(lifetimes: Sequence[Lifetime], *, effort: int = EFFORT, align: int = 1) -> Layout:
+    """Offsets, multiples of `align`, with the smallest range that a search of this effort finds."""
+    work = _Work(left=effort)
     for life in lifetimes:
         if life.bytes < 0 or life.stop < life.start:
             raise InternalError(f"lifetime of {life.name!r}: {life.bytes} bytes in steps [{life.start}, {life.stop})")
@@ -78,8 +81,8 @@ def assign_offsets(lifetimes: Sequence[Lifetime], *, seconds: float = 5.0, align
     unit = math.gcd(*rounded) or 1  # offsets are sums of sizes: nothing between multiples need be looked at
     blocks = [replace(lifetimes[i], bytes=size // unit) for i, size in zip(real, rounded, strict=True)]
     bound = _live_bytes(blocks)
-    greedy = _greedy(blocks, bound, deadline)
-    found, proved = _narrow(blocks, greedy, bound, deadline)
+    greedy = _greedy(blocks, bound, work)
+    found, proved = _narrow(blocks, greedy, bound, work)
     placed, top = dict(zip(real, found, strict=True)), _top(blocks, found)
     offsets = tuple(placed.get(i, 0) * unit for i in range(len(lifetimes)))
     return Layout(offsets, top * unit, bound * unit, top == proved, "greedy" if found is greedy else "search")
@@ -142,31 +145,30 @@ class _Arena:
         return offset
 
 
-def _greedy(blocks: Sequence[Lifetime], bound: int, deadline: float) -> list[int]:
-    """The best of several orders. The first is always finished, the others while there is time."""
+def _greedy(blocks: Sequence[Lifetime], bound: int, work: _Work) -> list[int]:
+    """The best of several orders. The first is always finished, the others while effort is left."""
     ranks = [(-b.bytes, -b.bytes * (b.stop - b.start), b.start - b.stop, b.start) for b in blocks]
     best: list[int] = []
     for by in range(4):
         arena, offsets = _Arena(len(blocks)), [0] * len(blocks)
         for i in sorted(range(len(blocks)), key=lambda i: (ranks[i][by], ranks[i])):
             offsets[i] = arena.fit(blocks[i])
-            if best and time.monotonic() > deadline:
-                return best
         best = min(best or offsets, offsets, key=lambda found: _top(blocks, found))
-        if _top(blocks, best) == bound:
+        work.left -= _FIT * len(blocks)
+        if _top(blocks, best) == bound or work.left < 0:
             break
     return best
 
 
-def _narrow(blocks: Sequence[Lifetime], best: list[int], bound: int, deadline: float) -> tuple[list[int], int]:
+def _narrow(blocks: Sequence[Lifetime], best: list[int], bound: int, work: _Work) -> tuple[list[int], int]:
     """Search for smaller ranges. Returns the best offsets and the range that no layout can go below."""
-    whole, share = deadline - time.monotonic(), 0.4
+    whole, share = work.left, 0.4
     proved = given_up = aim = bound
-    while proved < (high := _top(blocks, best)) and time.monotonic() < deadline:
+    while proved < (high := _top(blocks, best)) and work.left > 0:
         core, peeled = _peel(blocks, aim)
         if len(core) > _MOST_SEARCHED:
             break
-        found = _Search([blocks[i] for i in core], aim).solve(min(deadline, time.monotonic() + share * whole))
+        found = _Search([blocks[i] for i in core], aim).solve(work, max(0.0, work.left - share * whole))
         if found is None:
             given_up = aim + 1
         elif len(found) < len(core):
@@ -177,15 +179,14 @@ def _narrow(blocks: Sequence[Lifetime], best: list[int], bound: int, deadline: f
         low = max(proved, given_up)
         aim, share = (low + high) // 2, 0.1
         if given_up > proved and (high - low) * 1000 < high:
-            aim, share = proved, 1.0  # no step is worth taking: all the time that is left to the smallest range
+            aim, share = proved, 1.0  # no step is worth taking: all that is left to the smallest range
     return best, proved
 
 
 def _complete(blocks: Sequence[Lifetime], core: dict[int, int], peeled: list[int]) -> list[int]:
     """The offsets found for the core, and then the peeled blocks where they fit."""
     arena = _Arena(len(blocks))
-    offsets = {i: arena.add(blocks[i], offset) for i, offset in core.items()}
-    offsets |= {i: arena.fit(blocks[i]) for i in reversed(peeled)}
+    offsets = {i: arena.add(blocks[i], at) for i, at in core.items()} | {i: arena.fit(blocks[i]) for i in peeled[::-1]}
     return [offsets[i] for i in range(len(blocks))]
 
 
@@ -256,7 +257,7 @@ class _Frame(NamedTuple):
 
 
 class _Search:
-    """Lay blocks within a capacity: depth first, restarted in other orders. Complete, given time."""
+    """Lay blocks within a capacity: depth first, restarted in other orders. Complete, given enough effort."""
 
     def __init__(self, blocks: Sequence[Lifetime], capacity: int):
         self.sections, number = _find_sections(blocks)
@@ -270,29 +271,29 @@ class _Search:
         self.blame = [1] * number  # of sections: how often a contradiction was found there
         self.heed_blame, self.rank = False, list[float]()  # rank of blocks: which to try first
 
-    def solve(self, deadline: float) -> list[int] | None:
-        """Offsets; an empty list: there are none; None: out of time."""
+    def solve(self, work: _Work, spare: float = 0.0) -> list[int] | None:
+        """Offsets; an empty list: there are none; None: no more than `spare` effort is left."""
         chance, found = random.Random(0), None
         for turn in count():  # large blocks first, then large areas, in turn; after the first time disturbed
-            pairs = zip(self.sizes, self.sections, strict=True)
-            areas = [size * (hi - lo if turn % 2 else 1) for size, (lo, hi) in pairs]
+            areas = [z * (b - a if turn % 2 else 1) for z, (a, b) in zip(self.sizes, self.sections, strict=True)]
             self.rank = [-area * (1 + chance.random() * (turn > 0)) for area in areas]
             self.heed_blame = turn % 4 > 1  # both ways: each is stuck where the other is not
-            found = self._attempt(int(10 * (len(areas) + 1) * 1.05**turn), deadline)
-            if found is not None or time.monotonic() > deadline:
+            found = self._attempt(int(10 * (len(areas) + 1) * 1.05**turn), work, spare)
+            if found is not None or work.left <= spare:
                 break
         return found
 
-    def _attempt(self, limit: int, deadline: float) -> list[int] | None:
+    def _attempt(self, limit: int, work: _Work, spare: float) -> list[int] | None:
         """Search at most `limit` states; returns as `solve`, and None also when the limit is reached."""
         frames: list[_Frame] = []
         todo = self._split(self.whole, None)
         for _ in range(limit):
             if todo is None:
                 return self.offsets
-            if time.monotonic() > deadline:
-                return None
             part, rest = todo
+            work.left -= len(part.undecided)
+            if work.left <= spare:
+                return None
             state = hash((part.lo, tuple(part.floor), tuple(part.undecided)))
             choices = [] if state in self.failed else self._propose(part)
             frames.append(_Frame(part, state, iter(choices), rest))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from ..bounds import needed_gradients
 from ..region import Box
@@ -100,7 +101,7 @@ class _Walk:
         self.away = Tally()
         self.peak = self.total = 0
         self.worst = self.worst_node = ""
-        self.alive: list[Alive] = []
+        self.most: tuple[Any, ...] = ({}, {}, {}, {}, 0, "", 0)  # what was there at the peak
         self.device: list[int] = []
         self.host: list[int] = []
         self.labels: list[str] = []
@@ -183,9 +184,8 @@ class _Walk:
                 self._hold(owner)
                 self.guests[name] = owner
         if not self.again:
-            for join in island.joins:
-                for halo in join.gives:
-                    self.halos[join.value, island.name, halo.peer] = self._bytes(join.value, halo.box)
+            for value, _, peer, size in island.gives:
+                self.halos[value, island.name, peer] = size * self.graph.type(value).item_bytes
             self.halo_most = max(self.halo_most, self.halos.total)
         self.stays += found.stays
         if keep:
@@ -204,7 +204,7 @@ class _Walk:
             self._have(name, size)
 
     def _asked(self, island: Island) -> bool:
-        keys = (("gradient", join.value, island.name, halo.peer) for join in island.joins for halo in join.gives)
+        keys = (("gradient", value, island.name, peer) for value, _, peer, _ in island.gives)
         return any(name in self.grads for name in self._made(island)) or any(key in self.halos for key in keys)
 
     def _exchange(self, step: Exchange) -> None:
@@ -239,13 +239,11 @@ class _Walk:
         self._mark(found.back_peak if found is not None else 0, f"backward of {island.name}", island)
         if found is not None:
             self._end_record(island)
-            for join in island.joins:
-                if join.value in self.needs:
-                    for halo in join.gives:
-                        self.halos.drop(("gradient", join.value, island.name, halo.peer))
-                    for halo in join.receives:
-                        key = ("gradient", join.value, halo.peer, island.name)
-                        self.halos[key] = self._bytes(join.value, halo.box)
+            for value, _, peer, _ in island.gives:
+                self.halos.drop(("gradient", value, island.name, peer))
+            for value, _, peer, size in island.receives:
+                if value in self.needs:
+                    self.halos["gradient", value, peer, island.name] = size * self.graph.type(value).item_bytes
             for name, (owner, size) in found.gradients.items():
                 self.grads.add(name, owner, size, self.at)
         for name in self.ends.get(at, ()):
@@ -273,9 +271,8 @@ class _Walk:
                 self._die(name)
 
     def _take_halos(self, island: Island) -> None:
-        for join in island.joins:
-            for halo in join.receives:
-                self.halos.drop((join.value, halo.peer, island.name))
+        for value, _, peer, _ in island.receives:
+            self.halos.drop((value, peer, island.name))
 
     def _free(self, value: str) -> None:
         if value not in self.graph.value and value.removesuffix(".saved") in self.saved:
@@ -348,18 +345,19 @@ class _Walk:
         self.host.append(self.away.total + self.halos.total - halos)
         self.labels.append(label)
         if now > self.total:
-            self.total = now
-            self.alive = self._composition(more, label, halos)
+            self.total, grads = now, self.grads
+            self.most = dict(self.sizes), dict(grads.where), dict(grads.memories), dict(self.saved), more, label, halos
         if now - weights > self.peak:
             self.peak, self.worst = now - weights, label
             sizes = {s.node: s.out.volume for s in island.steps if isinstance(s, Compute)} if island else {}
             self.worst_node = self.graph.node[max(sizes, key=sizes.__getitem__)].describe() if sizes else ""
 
-    def _composition(self, more: int, label: str, halos: int) -> list[Alive]:
+    def _composition(self) -> list[Alive]:
+        sizes, where, memories, saved, more, label, halos = self.most
         source = self.graph.producer
-        found = [Alive(str(n), size, source[n].describe() if n in source else "") for n, size in self.sizes.items()]
-        found += [Alive(f"{n}.grad", self.grads.bytes(n), "gradient") for n in self.grads.where]
-        found += [Alive(f"{n}.saved", size, "kept for backward") for n, size in self.saved.items()]
+        found = [Alive(str(n), size, source[n].describe() if n in source else "") for n, size in sizes.items()]
+        found += [Alive(f"{n}.grad", memories[memory], "gradient") for n, memory in where.items()]
+        found += [Alive(f"{n}.saved", size, "kept for backward") for n, size in saved.items()]
         found += [Alive("(what runs)", more, label), Alive(HALOS, halos, "tiles before and after")]
         return [item for item in found if item.bytes]
 
@@ -378,7 +376,7 @@ class _Walk:
             peak_step=max(range(len(self.device)), key=self.device.__getitem__, default=0),
             resident_bytes=outside,
             host_peak_bytes=max(self.host, default=0),
-            alive=tuple(sorted(self.alive, key=lambda item: -item.bytes)),
+            alive=tuple(sorted(self._composition(), key=lambda item: -item.bytes)),
             lifetimes=tuple(self.lifetimes) if explicit else (),
             labels=() if explicit else tuple(self.labels),
         )

@@ -39,7 +39,7 @@ class Rehearsals:
     def of(self, island: Island, how: RunKind) -> Footprint:
         key = (shape_of(island), how)
         if key not in self._known:
-            self._known[key] = self.stage.play(island, how)
+            self._known[key] = self.stage.play(island.kind, how)
         return self._known[key]
 
     def backward(self, island: Island, how: RunKind) -> Footprint:
@@ -49,7 +49,7 @@ class Rehearsals:
             return self.of(island, how)
         key = (shape_of(island), how, laid)
         if key not in self._known:
-            self._known[key] = self.stage.play(island, how, dict(laid))
+            self._known[key] = self.stage.play(island.kind, how, dict(laid))
         return self._known[key]
 
 
@@ -70,6 +70,7 @@ class _Stage(Pass):
         self.strides: dict[str, Strides] = {}  # of values that an island made whole: later ones read them so
         self.grad_strides: dict[str, Strides] = {}  # of gradients that are not contiguous
         self.laid: Mapping[str, Strides] = {}
+        self.partials: dict[tuple[str, tuple[int, ...]], tuple[Tensor, ...]] = {}  # of reductions, by box
 
     def laid_out(self, island: Island) -> tuple[tuple[str, Strides], ...]:
         """Of what it makes, whose gradients are not contiguous."""
@@ -133,16 +134,24 @@ class _Stage(Pass):
                     if how.keep and value in self.needs:
                         self.grads[value] = self._there(value, self.laid.get(value))
                 case Fold(node=name):
-                    call, op = self.executor.calls[name], self.executor.reduction(name)
-                    source, result = call.node.inputs[0].value, call.node.outputs[0]
-                    others = zip(call.node.reads[1:], op.beside(call, step.box), strict=True)
-                    beside = [_blank(self.graph, other, part.shape) for other, part in others]
-                    place = Place(self.extent(result), (step.box,))
-                    self.totals[name] = op.partial(call, _blank(self.graph, source, step.box.shape), place, *beside)
+                    self.totals[name] = self._total(name, step.box)
+                    result = self.graph.node[name].outputs[0]
                     if how.keep and result in self.needs:
                         self.grads[result] = self._there(result)
         if how.keep:
             self._prepare_gradients(island, how)
+
+    def _total(self, name: str, box: Box) -> tuple[Tensor, ...]:
+        """What a reduction has from other tiles."""
+        key = name, box.shape
+        if key not in self.partials:
+            call, op = self.executor.calls[name], self.executor.reduction(name)
+            source, result = call.node.inputs[0].value, call.node.outputs[0]
+            others = zip(call.node.reads[1:], op.beside(call, box), strict=True)
+            beside = [_blank(self.graph, other, part.shape) for other, part in others]
+            place = Place(self.extent(result), (box,))
+            self.partials[key] = op.partial(call, _blank(self.graph, source, box.shape), place, *beside)
+        return tuple(torch.empty_like(part) for part in self.partials[key])
 
     def _prepare_gradients(self, island: Island, how: RunKind) -> None:
         for name in island.reads(self.graph):
@@ -297,10 +306,21 @@ def _blank(graph: Graph, name: str, shape: Sequence[int] | None = None) -> Tenso
 
 def shape_of(island: Island) -> Hashable:
     """What makes two islands alike: shapes and paddings, not places."""
-    found = island.__dict__.get("_shape")
+    kind = island.kind
+    found = kind.__dict__.get("_shape")
     if found is None:
-        found = island.__dict__["_shape"] = (tuple(map(_shape, island.steps)), island.refers)
+        found = kind.__dict__["_shape"] = _Shape((tuple(map(_shape, kind.steps)), island.refers))
     return found
+
+
+class _Shape(tuple[Hashable, ...]):
+    """Hashed once: it is long."""
+
+    def __hash__(self) -> int:
+        found: int | None = self.__dict__.get("_hash")
+        if found is None:
+            found = self.__dict__["_hash"] = super().__hash__()
+        return found
 
 
 def _shape(step: IslandStep) -> Hashable:

@@ -81,7 +81,15 @@ SEED = "seed"  # the node that brings the gradients of the outputs
 
 def training_graph(graph: Graph, graded: Collection[str], *, seeded: bool = True) -> Graph:
     """Forward and backward nodes. `graded`: outside values that need a gradient; `seeded`: the gradients of the outputs
-    are brought by the caller (and have bytes), instead of being the number one."""
+    are brought by the caller (and have bytes), instead of being the number one. Made once, and kept with the graph."""
+    known: dict[object, Graph] = graph.__dict__.setdefault("_trained", {})
+    key = frozenset(graded), seeded
+    if key not in known:
+        known[key] = _train(graph, graded, seeded)
+    return known[key]
+
+
+def _train(graph: Graph, graded: Collection[str], seeded: bool) -> Graph:
     trace = _Trace(graph, frozenset(graded))
     for node in graph.nodes:
         tick()

@@ -75,6 +75,6 @@ def test_nobody_needs_less_than_is_alive() -> None:
             start = dice.randrange(8)
             blocks.append(Block(str(at), dice.randint(1, 9), start, start + dice.randint(1, 5)))
         bound = find_live(blocks, 13).peak_bytes
-        found = find_layouts(blocks, bound, None, seconds=0.05)
+        found = find_layouts(blocks, bound, None, effort=50_000)
         assert found is not None and found.ours is not None
         assert min(found.ours, *found.greedy.values()) >= bound

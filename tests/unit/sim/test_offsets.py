@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilegrad.errors import InternalError
-from tilegrad.sim.offsets import Layout, Lifetime, _Search, assign_offsets, check_layout
+from tilegrad.sim.offsets import Layout, Lifetime, _Search, _Work, assign_offsets, check_layout
 
 spans = st.tuples(st.integers(0, 7), st.integers(0, 6), st.integers(1, 4))
 
@@ -154,7 +154,7 @@ def stacked(count: int, seed: int, transient: bool) -> list[Lifetime]:
 @given(st.lists(spans, max_size=6))
 def test_tiny_ones_are_optimal(found: list[tuple[int, int, int]]) -> None:
     lifetimes = lives(found)
-    layout = assign_offsets(lifetimes, seconds=30)
+    layout = assign_offsets(lifetimes, effort=30_000_000)
     check_layout(lifetimes, layout)
     assert layout.exact and layout.range_bytes == optimum(lifetimes)
 
@@ -165,7 +165,7 @@ def test_the_search_is_complete(seed: int) -> None:
     lifetimes = fill_strip(seed)
     least = optimum_by_places(lifetimes)
     for capacity in range(live_bytes(lifetimes), least + 3):
-        found = _Search(lifetimes, capacity).solve(time.monotonic() + 30)
+        found = _Search(lifetimes, capacity).solve(_Work(left=30_000_000))
         assert found is not None and bool(found) == (capacity >= least)
         if found:
             check_layout(lifetimes, Layout(tuple(found), capacity, least, exact=False, method="search"))
@@ -181,7 +181,7 @@ def test_the_search_is_complete(seed: int) -> None:
 def test_an_optimum_above_the_bound_is_proved(found: list[tuple[int, int, int]]) -> None:
     """Rare: no layout reaches the live bytes. The search has to say so, not the bound."""
     lifetimes = lives(found)
-    layout = assign_offsets(lifetimes, seconds=30)
+    layout = assign_offsets(lifetimes, effort=30_000_000)
     check_layout(lifetimes, layout)
     assert layout.exact and layout.range_bytes == optimum(lifetimes) == live_bytes(lifetimes) + 1
     assert layout.excess == pytest.approx(1 / live_bytes(lifetimes))
@@ -193,7 +193,7 @@ def test_an_optimum_above_the_bound_is_proved(found: list[tuple[int, int, int]])
 )
 def test_every_layout_keeps_the_rules(found: list[tuple[int, int, int]], align: int) -> None:
     lifetimes = lives(found)
-    layout = assign_offsets(lifetimes, seconds=0.2, align=align)
+    layout = assign_offsets(lifetimes, effort=200_000, align=align)
     check_layout(lifetimes, layout)
     assert not overlapping(lifetimes, layout)
     assert all(offset % align == 0 for offset in layout.offsets)
@@ -226,7 +226,7 @@ def test_stacks_are_exact(count: int, transient: bool) -> None:
 @pytest.mark.parametrize("pieces", [30, 100])
 def test_a_rectangle_is_put_together_again(pieces: int, seed: int) -> None:
     lifetimes = cut_rectangle(pieces, seed)
-    layout = assign_offsets(lifetimes, seconds=20)
+    layout = assign_offsets(lifetimes, effort=20_000_000)
     check_layout(lifetimes, layout)
     assert layout.range_bytes == layout.live_bytes == 1 << 20
 
@@ -235,7 +235,7 @@ def test_a_rectangle_is_put_together_again(pieces: int, seed: int) -> None:
 @pytest.mark.parametrize("drop", [0.0, 0.3, 0.7, 1.0])
 def test_unets_with_recompute_waste_nothing(drop: float, seed: int) -> None:
     lifetimes = unet_step(5, drop, seed)
-    layout = assign_offsets(lifetimes, seconds=20)
+    layout = assign_offsets(lifetimes, effort=20_000_000)
     check_layout(lifetimes, layout)
     assert layout.exact and layout.excess == 0
 
@@ -261,7 +261,7 @@ def test_a_name_may_occur_twice() -> None:
 def test_all_may_be_peeled() -> None:
     """Greedy is above the bound here, and at the bound nothing is left to search."""
     lifetimes = lives([(1, 5, 4), (1, 0, 4), (3, 0, 4), (2, 3, 3), (2, 5, 4), (1, 4, 2), (4, 6, 4)])
-    layout = assign_offsets(lifetimes, seconds=30)
+    layout = assign_offsets(lifetimes, effort=30_000_000)
     check_layout(lifetimes, layout)
     assert layout.method == "search" and layout.range_bytes == live_bytes(lifetimes)
 
@@ -303,7 +303,7 @@ def test_time_is_kept() -> None:
     starts = [chance.randrange(1500) for _ in range(1500)]
     lifetimes = [Lifetime(f"t{a}", chance.randrange(1, 1000), a, a + chance.randrange(1, 100)) for a in starts]
     begun = time.monotonic()
-    layout = assign_offsets(lifetimes, seconds=0.5)
+    layout = assign_offsets(lifetimes, effort=500_000)
     assert time.monotonic() - begun < 3
     check_layout(lifetimes, layout)
     assert 0 < layout.excess < 0.1 and not layout.exact
@@ -313,7 +313,7 @@ def test_time_is_kept() -> None:
 def test_twenty_thousand() -> None:
     lifetimes = stacked(10_000, 0, transient=True)
     begun = time.monotonic()
-    layout = assign_offsets(lifetimes, seconds=5)
+    layout = assign_offsets(lifetimes, effort=5_000_000)
     assert time.monotonic() - begun < 15  # the first greedy pass is always finished
     check_layout(lifetimes, layout)
     assert layout.excess < 0.005

@@ -48,6 +48,11 @@ class Weight:
     def seconds(self) -> float:
         return self.elapsed(*self.cost)
 
+    @property
+    def kept_seconds(self) -> float:
+        """What it saves to keep a tile."""
+        return self.elapsed(*self.kept_cost)
+
     def keep(self, budget: float) -> tuple[int, float]:
         """How many of the last tiles can be kept, and the seconds that are left."""
         if not len(self.kept_bytes) or self.turn_bytes > budget:
@@ -87,10 +92,13 @@ class _Moments:
 
 
 class Scale:
-    """A lowered graph, ready to weigh any tiles of it. `graded`: outside values that need a gradient."""
+    """A lowered graph, ready to weigh any tiles of it. `graded`: outside values that need a gradient; `of`: a graph
+    that this one may be a part of, which was analysed before."""
 
-    def __init__(self, graph: Graph, graded: Collection[str], train: bool, machine: Machine):
+    def __init__(self, graph: Graph, graded: Collection[str], train: bool, machine: Machine, of: Scale | None = None):
         self.graph, self.machine, self.train = graph, machine, train
+        known = of.graph.node if of is not None else {}
+        self.of = of if all(known.get(node.name) == node for node in graph.nodes) else None
         self.graded = tuple(graded) if train else ()
         self.needs = needed_gradients(graph, self.graded) if self.graded else frozenset[str]()
         self._moments: dict[tuple[object, ...], _Moments] = {}
@@ -98,7 +106,7 @@ class Scale:
 
     @cached_property
     def _trained(self) -> Graph:
-        return training_graph(self.graph, self.graded)
+        return training_graph(self.graph, self.graded) if self.of is None else self.of._trained
 
     @cached_property
     def root(self) -> Mapping[str, str]:
@@ -132,7 +140,7 @@ class Scale:
                 weights += value[out].type.bytes
             else:
                 alias = root[out].partition(".grad")[0] if root[out] != out else None
-                grads[name] = alias if alias != name else None
+                grads[name] = alias if alias != name and alias in self.graph.value else None
         return _Tape(saves, hidden, 0, work, weights, tuple(grads.items()))
 
     # -- a phase's table -----------------------------------------------------------------------------------------------
@@ -227,7 +235,8 @@ class Scale:
             sizes, kinds = self._tiles(phase, phase.forward)
             bytes_ = whole * sizes
             halos += self._halos(phase) if near else 0.0
-            peak = max(peak, before[at] + halos + float((table.plain @ bytes_).max(initial=0.0)))
+            fetched = 0.0 if near else self._fetched(phase, phase.boxed)
+            peak = max(peak, before[at] + halos + fetched + float((table.plain @ bytes_).max(initial=0.0)))
             forward, once, backward, link = self._seconds(phase, near)
             cost = cost.plus(forward).plus(link)
             if self.train:
@@ -236,7 +245,8 @@ class Scale:
                 most = np.maximum(
                     (table.graded @ bytes_).max(0, initial=0.0), (table.back @ bytes_).max(0, initial=0.0)
                 )
-                peak = max(peak, after[at] + halos + float(most.max(initial=0.0)))
+                fetched += 0.0 if near else self._fetched(phase, phase.stores)  # their gradients
+                peak = max(peak, after[at] + halos + fetched + float(most.max(initial=0.0)))
                 cost = cost.plus(once).plus(backward).plus(link, 2)
                 saved = table.saved @ bytes_
                 turn = after[at] + float((most - saved).max(initial=0.0))
@@ -269,6 +279,18 @@ class Scale:
             share = (share[:, :, None] * unique[:, None, :]).reshape(len(share), -1)
             kinds = (kinds[:, None] * unique.shape[1] + which[None, :]).reshape(-1)
         return share, kinds
+
+    def _fetched(self, phase: TilePhase, names: Sequence[str]) -> float:
+        """What a tile has here of values that are kept elsewhere, at most."""
+        total, tiling = 0.0, phase.forward
+        if tiling is None:
+            return total
+        for name in names:
+            if self.graph.value[name].kind.computed and len(self.graph.shape(name)) > 2:
+                tracks = ((tiling.spans[a].held.get(name), tiling.lines[a].sizes.get(name, 1)) for a in tiling.tiled)
+                shares = (int(track.sizes.max()) / max(1, n) for track, n in tracks if track is not None)
+                total += self.graph.type(name).bytes * prod(shares)
+        return total
 
     def _halos(self, phase: TilePhase) -> float:
         """All that tiles hand on: what they hold beyond what they make."""
