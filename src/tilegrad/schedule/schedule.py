@@ -5,7 +5,7 @@ Planners make schedules, the predictor and the executor walk them; `rules` says 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -102,27 +102,48 @@ class Schedule:
     @cached_property
     def written(self) -> dict[int, frozenset[str]]:
         """By step: what an island that runs writes. Before the turn all that it stores; behind it, where it runs once
-        more, what is read before it is freed."""
+        more, what was freed, and is read before it is freed again."""
+        root, wanted = _roots(self.graph), self._wanted
+        gone = set(root.values())  # and not read since: its islands make it, one after another
         found: dict[int, frozenset[str]] = {}
-        root = _roots(self.graph)
-        read: set[str] = set()  # before it is freed or made again
-        for at in reversed(range(len(self.steps))):
+        for at, step in enumerate(self.steps):
+            match step:
+                case Run(island=name):
+                    stores = self.islands[name].stores
+                    found[at] = frozenset(v for v in stores if at < self.turn or root[v] in wanted[at] & gone)
+                    gone -= {root[v] for v in self.islands[name].reads(self.graph)}
+                    if at < self.turn:
+                        gone -= {root[v] for v in stores}
+                case Backward(island=name):
+                    gone -= {root[v] for v in self.islands[name].reads_back(self.graph)}
+                case Free(value=value):
+                    gone.add(value)
+                case Move(value=value, store=Storage.DEVICE):
+                    gone.discard(value)
+        return found
+
+    @cached_property
+    def _wanted(self) -> dict[int, frozenset[str]]:
+        """By step behind the turn that runs an island: of what it stores, the memories that are read before they are
+        freed."""
+        root, read, found = _roots(self.graph), set[str](), dict[int, frozenset[str]]()
+        for at in reversed(range(self.turn, len(self.steps))):
             match self.steps[at]:
                 case Run(island=name):
-                    island = self.islands[name]
-                    stores = [v for v in island.stores if at < self.turn or root[v] in read]
-                    found[at] = frozenset(stores)
-                    read -= {root[v] for v in stores}
-                    read |= {root[v] for v in island.reads(self.graph)}
+                    found[at] = frozenset(root[v] for v in self.islands[name].stores) & read
+                    read |= {root[v] for v in self.islands[name].reads(self.graph)}
                 case Backward(island=name):
                     read |= {root[v] for v in self.islands[name].reads_back(self.graph)}
-                case Free(value=value):
-                    read.discard(value)
-                case Move(value=value, store=Storage.DEVICE):
+                case Free(value=value) | Move(value=value, store=Storage.DEVICE):
                     read.discard(value)
                 case Move(value=value):
                     read.add(value)
         return found
+
+    @cached_property
+    def remade(self) -> frozenset[str]:
+        """Values that are freed before the turn, and made once more behind it."""
+        return frozenset().union(*(names for at, names in self.written.items() if at > self.turn))
 
     def is_for_backward(self, at: int) -> bool:
         """Does an island run here for its backward alone, which comes next?"""
@@ -167,31 +188,70 @@ def _roots(graph: Graph) -> dict[str, str]:
 
 
 def phase_steps(
-    graph: Graph, phases: Sequence[TilePhase], *, train: bool, keep: frozenset[str] = frozenset()
+    graph: Graph,
+    phases: Sequence[TilePhase],
+    *,
+    train: bool,
+    keep: frozenset[str] = frozenset(),
+    again: frozenset[str] = frozenset(),
 ) -> tuple[ScheduleStep, ...]:
     """All phases in order and, to train, in reverse order: islands of `keep` have their records still, the others run
-    once more. What is stored goes after the last phase that reads it."""
+    once more. What is stored goes after the last phase that reads it; values of `again` go after the last one forward,
+    too, and are made once more for backward."""
     groups: list[Group] = []
     for phase in phases:
         steps = [*run_steps(phase, keep if train else frozenset()), *(Finish(fold.name) for fold in phase.folds)]
         groups.append((steps, forward_uses(phase)))
     groups.append(([Turn()], {*graph.outputs, *(new for _, new in graph.updates)}))
-    for phase in reversed(phases) if train else ():
-        groups.append((backward_steps(phase, keep), backward_uses(phase, keep)))
-    return with_frees(graph, phases, groups)
+    uses = [(again_uses(phase, frozenset()), backward_uses(phase, keep)) for phase in phases]
+    for at, back in backward_order([phase.stores for phase in phases], uses, again) if train else ():
+        if back:
+            groups.append((backward_steps(phases[at], keep), uses[at][1]))
+        else:
+            groups.append((run_steps(phases[at], frozenset()), again_uses(phases[at], again)))
+    return with_frees(graph, phases, groups, again if train else frozenset())
 
 
 Group = tuple[Sequence[ScheduleStep], set[str]]  # steps, and the stored values that they use
 
 
-def with_frees(graph: Graph, phases: Sequence[TilePhase], groups: Sequence[Group]) -> tuple[ScheduleStep, ...]:
+def with_frees(
+    graph: Graph, phases: Sequence[TilePhase], groups: Sequence[Group], again: frozenset[str] = frozenset()
+) -> tuple[ScheduleStep, ...]:
     """What phases store goes after the last group that uses it; what is handed over stays."""
-    last = {name: at for at, (_, uses) in enumerate(groups) for name in uses if graph.value[name].kind.computed}
+    last: dict[str, int] = {}
+    frees: set[tuple[str, int]] = set()
+    for at, (_, uses) in enumerate(groups):
+        if at == len(phases):  # the turn
+            frees = {(name, last[name]) for name in again}
+        last |= {name: at for name in uses if graph.value[name].kind.computed}
+    frees |= set(last.items())
     stored = {name for phase in phases for name in phase.made} - {*graph.outputs, *(new for _, new in graph.updates)}
     found: list[ScheduleStep] = []
     for at, (steps, uses) in enumerate(groups):
-        found += [*steps, *(Free(name) for name in sorted(uses) if name in stored and last[name] == at)]
+        found += [*steps, *(Free(name) for name in sorted(uses) if name in stored and (name, at) in frees)]
     return tuple(found)
+
+
+def backward_order(
+    stores: Sequence[Collection[str]], reads: Sequence[tuple[set[str], set[str]]], again: frozenset[str]
+) -> Iterator[tuple[int, bool]]:
+    """What phases do behind the turn, in reverse order: their backward (True), before which those phases run once more
+    (False) that make what it reads and `again` names. None runs so twice: what it makes stays for its own backward.
+    `stores`, `reads`: of each phase, what it stores, and what it reads forward and backward."""
+    maker = {name: at for at, names in enumerate(stores) for name in names if name in again}
+    there: set[str] = set()
+
+    def make(names: set[str]) -> Iterator[tuple[int, bool]]:
+        for name in sorted(names & maker.keys() - there):
+            if name not in there:
+                there.update(stores[maker[name]])
+                yield from make(reads[maker[name]][0])
+                yield maker[name], False
+
+    for at in reversed(range(len(stores))):
+        yield from make(reads[at][1])
+        yield at, True
 
 
 def run_steps(phase: TilePhase, keep: frozenset[str]) -> list[ScheduleStep]:
@@ -199,8 +259,13 @@ def run_steps(phase: TilePhase, keep: frozenset[str]) -> list[ScheduleStep]:
 
 
 def forward_uses(phase: TilePhase) -> set[str]:
+    return again_uses(phase, frozenset(phase.stores)) | set(phase.made)
+
+
+def again_uses(phase: TilePhase, again: frozenset[str]) -> set[str]:
+    """What a phase uses that runs once more to make values of `again`."""
     beside = {name for fold in phase.folds for name in fold.reads[1:]}
-    return {*phase.boxed, *phase.whole, *phase.made, *beside}
+    return {*phase.boxed, *phase.whole, *beside, *(again & set(phase.stores))}
 
 
 def backward_uses(phase: TilePhase, keep: frozenset[str]) -> set[str]:

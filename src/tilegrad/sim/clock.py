@@ -64,7 +64,8 @@ def measure_time(schedule: Schedule, seconds: Mapping[str, float] | None, machin
         match step:
             case Run(island=name):
                 island = schedule.islands[name]
-                spent = clock.forward(island, at > schedule.turn and schedule.is_for_backward(at))
+                again = at > schedule.turn
+                spent = clock.forward(island, again, again and schedule.is_for_backward(at))
                 if there:
                     reads = {roots.root[v] for v in island.reads(schedule.graph)}
                     wait = max((there.get(v, 0.0) for v in reads), default=0.0)
@@ -105,7 +106,7 @@ class _Known:
     def __init__(self, seconds: Mapping[str, float]):
         self.seconds = seconds
 
-    def forward(self, island: Island, again: bool) -> float:
+    def forward(self, island: Island, again: bool, alone: bool) -> float:
         return sum(self.seconds[node] for node in island.nodes)
 
     def backward(self, island: Island) -> float:
@@ -119,23 +120,25 @@ class _Counted:
         self.graph, self.machine = schedule.graph, machine
         self.far = schedule.storage != Storage.DEVICE
         self.moved = 0
-        self._known: dict[Hashable, tuple[float, float, float, int]] = {}
+        self._known: dict[Hashable, tuple[float, float, float, float, int]] = {}
 
-    def forward(self, island: Island, again: bool) -> float:
-        seconds, unread, _, moved = self._count(island)
+    def forward(self, island: Island, again: bool, alone: bool) -> float:
+        """`again`: folds are made already; `alone`: it runs for its backward alone."""
+        seconds, folds, unread, _, moved = self._count(island)
         self.moved += moved
-        return seconds - (unread if again else 0.0)
+        return seconds + (0.0 if again else folds) - (unread if alone else 0.0)
 
     def backward(self, island: Island) -> float:
-        _, _, seconds, moved = self._count(island)
+        _, _, _, seconds, moved = self._count(island)
         self.moved += moved
         return seconds
 
-    def _count(self, island: Island) -> tuple[float, float, float, int]:
-        """Forward, what of that need not run again, backward, and the bytes moved to or from elsewhere."""
+    def _count(self, island: Island) -> tuple[float, float, float, float, int]:
+        """Forward but for folds, folds, what need not run for backward alone, backward, and the bytes moved to or from
+        elsewhere."""
         key = shape_of(island)
         if key not in self._known:
-            forward = back = skipped = 0.0
+            forward = back = folds = skipped = 0.0
             unread = unread_nodes(self.graph, island)
             moved, call_s = 0, PYTHON * self.machine.launch_s
             for step in island.steps:
@@ -158,13 +161,13 @@ class _Counted:
                     case Fold(node=name, box=box):
                         value = self.graph.node[name].reads[0]
                         spent = self.machine.seconds(0.0, 2 * box.volume * self.graph.type(value).item_bytes)
-                        forward += spent + FOLDS * call_s
+                        folds += spent + FOLDS * call_s
                         back += 2 * spent + FOLDS * call_s
                     case Load(value=value, box=box) | Store(value=value, box=box):
                         if self.far and self.graph.value[value].kind.computed and len(box) > 2:
                             moved += box.volume * self.graph.type(value).item_bytes
             link = moved / min(self.machine.to_host_per_s, self.machine.from_host_per_s)
-            self._known[key] = (forward + link, skipped, back + link, moved)
+            self._known[key] = (forward + link, folds, skipped, back + link, moved)
         return self._known[key]
 
 

@@ -22,14 +22,14 @@ from ...ir import Graph, Kind, Node, Phase
 from ...kernels import Fused, with_kernels
 from ...ops import find
 from ...schedule import Storage, TilePhase
-from ...schedule.schedule import backward_uses, forward_uses
 from ...schedule.whole import roots_of
 from ...sim.clock import CALLS, FOLDS, JOIN, PYTHON, whole_seconds
 from ...sim.machine import Machine
 from ...sim.training import training_graph
+from .again import Held, Running, Sizes, Stock
 from .walks import whole_phase
 
-Sizes = NDArray[np.float64]
+SURE = 0.92  # of a budget: what is weighed so should fit it
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,29 @@ class Weight:
         """Bytes with so many tiles kept."""
         held = float(self.kept_bytes[len(self.kept_bytes) - count :].sum())
         return max(self.total_bytes, self.turn_bytes + held)
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """Tiles, whatever lies between them."""
+
+    running: Running
+    seconds: float
+    turn_bytes: float
+    stored_bytes: float
+    kept_bytes: Sizes = field(repr=False)
+    kept_seconds: float
+
+    def __call__(self, held: Held) -> Weight:
+        turn, stored = (float(each[-1]) if len(each) else 0.0 for each in (held.after, held.before))
+        return Weight(
+            self.running.peak(held),
+            self.seconds + self.running.seconds(held),
+            self.turn_bytes + turn,
+            self.stored_bytes + stored,
+            self.kept_bytes,
+            self.kept_seconds,
+        )
 
 
 @dataclass(frozen=True)
@@ -90,6 +113,8 @@ class Scale:
         self.needs = needed_gradients(graph, self.graded) if self.graded else frozenset[str]()
         self._moments: dict[tuple[object, ...], _Moments] = {}
         self._cost: dict[str, tuple[float, float]] = {}
+        self._stocks: dict[object, Stock] = {}
+        self._ladders: dict[int, list[Held]] = {}
 
     @cached_property
     def _trained(self) -> Graph:
@@ -210,19 +235,54 @@ class Scale:
 
     # -- tiles ---------------------------------------------------------------------------------------------------------
 
-    def weigh(self, phases: Sequence[TilePhase], storage: str = Storage.DEVICE) -> Weight:
+    def weigh(
+        self, phases: Sequence[TilePhase], storage: str = Storage.DEVICE, again: frozenset[str] = frozenset()
+    ) -> Weight:
+        """`again`: stored values that are made once more for backward."""
         near = storage == Storage.DEVICE
-        before, after = self._held_between(phases, near)
-        seconds = again = peak = halos = turn = 0.0
+        return self._weights(phases, near)(self._stock(phases, near).held(again))
+
+    def weigh_within(
+        self, phases: Sequence[TilePhase], storage: str, budget: float
+    ) -> list[tuple[frozenset[str], Weight]]:
+        """Ways to fit a budget, and some percent less: nothing is made again where that fits; else as little as may be.
+        Where nothing fits, what needs least."""
+        near = storage == Storage.DEVICE
+        stock, weights = self._stock(phases, near), self._weights(phases, near)
+        kept = weights(stock.held())
+        if kept.total_bytes <= SURE * budget or not (near and self.train and stock.choices):
+            return [(frozenset(), kept)]
+        rungs = self._rungs(stock, weights.running)
+        peaks = [weights.running.peak(held) for held in rungs]
+        limits = (budget, SURE * budget, SURE * SURE * budget)
+        chosen = {next((at for at, peak in enumerate(peaks) if peak <= limit), _least(peaks)) for limit in limits}
+        return [(rungs[at].again, weights(rungs[at])) for at in sorted(chosen)]
+
+    def _rungs(self, stock: Stock, running: Running) -> list[Held]:
+        if id(stock) not in self._ladders:
+            self._ladders[id(stock)] = stock.rungs(running)
+        return self._ladders[id(stock)]
+
+    def _stock(self, phases: Sequence[TilePhase], near: bool) -> Stock:
+        """The same for all tiles of the same walks."""
+        key = (near, tuple((phase.number, phase.stores, phase.boxed, phase.whole) for phase in phases))
+        if key not in self._stocks:
+            self._stocks[key] = Stock(self.graph, phases, self.needs, self.graded, train=self.train, near=near)
+        return self._stocks[key]
+
+    def _weights(self, phases: Sequence[TilePhase], near: bool) -> _Weights:
+        count = len(phases)
+        forward_b, backward_b, halos, replay_s = (np.zeros(count) for _ in range(4))
+        seconds = again = turn = 0.0
         kept: list[Sizes] = []
         for at, phase in enumerate(phases):
             table = self.moments(phase)
             whole = np.array([size for _, size in table.memories], float)[:, None]
             sizes, kinds = self._tiles(phase, phase.forward)
             bytes_ = whole * sizes
-            halos += self._halos(phase) if near else 0.0
-            peak = max(peak, before[at] + halos + float((table.plain @ bytes_).max(initial=0.0)))
-            forward, once, backward, link = self._seconds(phase, near)
+            halos[at] = self._halos(phase) if near else 0.0
+            forward_b[at] = float((table.plain @ bytes_).max(initial=0.0))
+            forward, replay_s[at], once, backward, link = self._seconds(phase, near)
             seconds += forward + link
             if self.train:
                 if phase.backward is not phase.forward:
@@ -230,20 +290,21 @@ class Scale:
                 most = np.maximum(
                     (table.graded @ bytes_).max(0, initial=0.0), (table.back @ bytes_).max(0, initial=0.0)
                 )
-                peak = max(peak, after[at] + halos + float(most.max(initial=0.0)))
+                backward_b[at] = float(most.max(initial=0.0))
                 seconds += once + backward + 2 * link
                 saved = table.saved @ bytes_
-                turn = after[at] + float((most - saved).max(initial=0.0))
+                turn = float((most - saved).max(initial=0.0))
                 if phase.backward is phase.forward:
                     kept.append(saved[kinds])
                     again += once
         records = np.concatenate(kept) if kept else np.zeros(0)
-        stored = float(before[-1]) - self.outside + halos if phases else 0.0
-        return Weight(peak, seconds, turn + halos, stored, records, again / max(1, len(records)))
+        total = float(halos.sum())
+        running = Running(forward_b + np.cumsum(halos), backward_b + total, forward_b + total, replay_s)
+        return _Weights(running, seconds, turn + total, total - self.outside, records, again / max(1, len(records)))
 
     def floor(self, phases: Sequence[TilePhase], storage: str) -> float:
         """What is there between phases: no tiles of these walks need less."""
-        return max(float(each.max(initial=0.0)) for each in self._held_between(phases, storage == Storage.DEVICE))
+        return self._stock(phases, storage == Storage.DEVICE).floor
 
     def _tiles(self, phase: TilePhase, tiling: Tiling | None) -> tuple[Sizes, NDArray[np.int64]]:
         """Of each memory the share that a tile holds: a column for each kind of tile; and which kind each tile is."""
@@ -272,37 +333,14 @@ class Scale:
         beyond = (_whole(tiling, name, "held") - _whole(tiling, name, "own") for name in names)
         return sum(self.graph.type(name).bytes * share for name, share in zip(names, beyond, strict=True))
 
-    def _held_between(self, phases: Sequence[TilePhase], near: bool) -> tuple[Sizes, Sizes]:
-        """What is there besides tiles and halos while each phase runs, forward and backward."""
-        graph, turn = self.graph, len(phases)
-        handed = {*graph.outputs, *(new for _, new in graph.updates)}
-        first = {name: at for at, phase in reversed([*enumerate(phases)]) for name in phase.made}
-        last_read = {name: at for at, phase in enumerate(phases) for name in (*phase.boxed, *phase.whole)}
-        lasts = dict(first)  # the last use, forward and then backward
-        groups = [forward_uses(p) for p in phases]
-        groups += [backward_uses(p, frozenset()) for p in reversed(phases)] if self.train else []
-        for at, uses in enumerate(groups):
-            lasts |= {name: at for name in uses if name in lasts}
-        before, after = np.full(turn, float(self.outside)), np.full(turn, float(self.outside))
-        for name, at in first.items():
-            shape, stays = graph.shape(name), name in handed
-            if near or stays or len(shape) <= 2:
-                size, last = graph.type(name).bytes, 2 * turn if stays else lasts[name]
-                before[at : last + 1] += size
-                after[max(0, 2 * turn - 1 - last) :] += size
-                if name in self.needs:
-                    after[at : turn if name in graph.outputs else last_read.get(name, at) + 1] += size
-        for name in self.graded:  # a weight's gradient is there from the last phase that reads it on
-            after[: last_read.get(name, turn - 1) + 1] += graph.type(name).bytes
-        return before, after
-
     # -- seconds -------------------------------------------------------------------------------------------------------
 
-    def _seconds(self, phase: TilePhase, near: bool) -> tuple[float, float, float, float]:
-        """Forward, again, backward, and the link to where halos and stored values are kept."""
+    def _seconds(self, phase: TilePhase, near: bool) -> tuple[float, float, float, float, float]:
+        """Forward, once more to make what it stores, once more for backward, backward, and the link to where halos and
+        stored values are kept."""
         machine, graph, tiling = self.machine, self.graph, phase.forward
         read = {name for node in phase.nodes for name in node.reads}
-        skipped = 0.0
+        skipped = folded = 0.0
         call_s = (1 + PYTHON) * machine.launch_s
         forward = back = moved = 0.0
         for node in phase.nodes:
@@ -324,12 +362,12 @@ class Scale:
         for fold in phase.folds:
             calls = FOLDS * call_s * (_runs(tiling, fold.reads[0]) if tiling is not None else 1)
             passed = 2 * graph.type(fold.reads[0]).bytes / machine.bytes_per_s
-            forward += passed + calls
+            folded += passed + calls
             back += 2 * passed + calls
         stored = {v for v in (*phase.boxed, *phase.stores) if graph.value[v].kind.computed and len(graph.shape(v)) > 2}
         moved += sum(graph.type(v).bytes for v in stored)
         link = 0.0 if near else moved / min(machine.to_host_per_s, machine.from_host_per_s)
-        return forward, forward - skipped, back, link
+        return forward + folded, forward, forward - skipped, back, link
 
     def _node_seconds(self, node: Node) -> tuple[float, float]:
         if node.name not in self._cost:
@@ -351,3 +389,7 @@ def _runs(tiling: Tiling, name: str) -> int:
     """How many tiles make a part of a value."""
     tracks = (tiling.spans[axis].own.get(name) for axis in tiling.tiled)
     return prod(int(np.count_nonzero(track.sizes)) for track in tracks if track is not None)
+
+
+def _least(peaks: Sequence[float]) -> int:
+    return min(range(len(peaks)), key=peaks.__getitem__)

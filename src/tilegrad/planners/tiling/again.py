@@ -1,0 +1,225 @@
+"""What lies between phases: which stored values are kept for backward, which are made again, which are not stored.
+
+A statistic must be whole before anybody goes on, so a convolution's output between two of them is stored. It can be
+*kept* until its backward. It can be made *again*: it goes after its last reader forward, and its phase runs once more
+before a backward reads it; what that phase reads must be there, so what is kept ends the chain. Or it is *fluid*: the
+phases that read it run its convolution in their own tiles, forward and backward, and neither it nor its gradient is
+ever whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...ir import Graph
+from ...ops import Reduction, find
+from ...schedule import TilePhase
+from ...schedule.schedule import again_uses, backward_order, backward_uses, forward_uses
+
+Sizes = NDArray[np.float64]
+SEGMENTS = (1, 2, 3, 4, 6, 8, 12)  # into which what is made again is divided by what is kept
+STARTS = 16  # phases that are tried as the first from which on everything is kept
+RUNGS = 12  # choices that are looked at closely
+
+
+@dataclass(frozen=True)
+class Between:
+    """What lies between phases beside the usual: `stored` though it is cheap, `fluid` though it is dear."""
+
+    stored: frozenset[str] = frozenset()
+    fluid: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Held:
+    """Bytes besides tiles and halos while each phase runs: forward, backward, and where it runs once more (-inf: it does
+    not), if `again` is made again."""
+
+    again: frozenset[str]
+    before: Sizes = field(repr=False)
+    after: Sizes = field(repr=False)
+    replay: Sizes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Running:
+    """What tiles of each phase need while they run, halos included: forward, backward, and once more; and the seconds
+    of that."""
+
+    forward: Sizes
+    backward: Sizes
+    replay: Sizes
+    replay_s: Sizes
+
+    def peak(self, held: Held) -> float:
+        most = (held.before + self.forward, held.after + self.backward, held.replay + self.replay)
+        return max(float(each.max(initial=0.0)) for each in most)
+
+    def seconds(self, held: Held) -> float:
+        return float(self.replay_s[held.replay > -inf].sum())
+
+
+class Stock:
+    """What phases store for one another. `needs`: the values that get a gradient; `graded`: those from outside."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        phases: Sequence[TilePhase],
+        needs: Collection[str],
+        graded: Collection[str],
+        *,
+        train: bool,
+        near: bool,
+    ):
+        self.graph, self.count, self.train = graph, len(phases), train
+        self.outside = float(sum(v.type.bytes for v in graph.values if not v.kind.computed))
+        handed = {*graph.outputs, *(new for _, new in graph.updates)}
+        first = {name: at for at, phase in reversed([*enumerate(phases)]) for name in phase.made}
+        reader = {name: at for at, phase in enumerate(phases) for name in (*phase.boxed, *phase.whole)}
+        forward = {name: at for at, phase in enumerate(phases) for name in forward_uses(phase)}
+        uses = [backward_uses(phase, frozenset()) if train else set[str]() for phase in phases]
+        backward = {name: at for at, names in reversed([*enumerate(uses)]) for name in names}
+        names = [n for n in first if near or n in handed or len(graph.shape(n)) <= 2]
+        self.names, self.place = names, {name: at for at, name in enumerate(names)}
+        self.size = np.array([graph.type(n).bytes for n in names], float)
+        self.first = np.array([first[n] for n in names], int)
+        self.forward = np.array([forward[n] for n in names], int)
+        self.backward = np.array([-2 if n in handed else backward.get(n, -1) for n in names], int)
+        graded_names = [n for n in names if n in needs]
+        self.grad_size = np.array([graph.type(n).bytes for n in graded_names], float)
+        self.grad_end = np.array([first[n] for n in graded_names], int)
+        readers = [self.count if n in graph.outputs else reader.get(n, first[n]) for n in graded_names]
+        self.grad_begin = np.array(readers, int)
+        self.weight_size = np.array([graph.type(n).bytes for n in graded], float)
+        self.weight_begin = np.array([reader.get(n, self.count - 1) for n in graded], int)
+        tiled = {n for phase in phases if phase.tiled for n in phase.stores}
+        self.choices = [n for n in names if n in tiled and n not in handed and n in backward and len(graph.shape(n)) > 2]
+        chosen = set(self.choices)
+        self.stores = [tuple(n for n in phase.stores if n in chosen) for phase in phases]
+        self.reads = [(again_uses(p, frozenset()) & chosen, back & chosen) for p, back in zip(phases, uses, strict=True)]
+
+    def held(self, again: frozenset[str] = frozenset()) -> Held:
+        count = self.count
+        order = list(backward_order(self.stores, self.reads, again)) if self.train else []
+        back, replay = np.full(count + 1, count), np.full(count, -1)
+        for at, (phase, is_backward) in enumerate(order, start=count):
+            (back if is_backward else replay)[phase] = at
+        end = count + len(order)
+        last = np.where(self.backward >= 0, back[self.backward], np.where(self.backward == -2, end, self.forward))
+        lives = [(self.first, last, self.size)]
+        if again:
+            gone = np.array([self.place[name] for name in sorted(again)], int)
+            lives.append((self.forward[gone] + 1, replay[self.first[gone]] - 1, -self.size[gone]))
+        if self.train:
+            lives.append((back[self.grad_begin], back[self.grad_end], self.grad_size))
+            lives.append((back[self.weight_begin], np.full(len(self.weight_size), end), self.weight_size))
+        change = np.zeros(end + 2)
+        for begin, stop, size in lives:
+            np.add.at(change, begin, size)
+            np.add.at(change, np.minimum(stop, end) + 1, -size)
+        there = np.cumsum(change) + self.outside
+        after = there[back[:count]] if self.train else np.full(count, self.outside)
+        return Held(again, there[:count], after, np.where(replay >= 0, there[replay], -inf))
+
+    @cached_property
+    def floor(self) -> float:
+        """Whatever is made again: a phase's backward needs what it reads, and the gradients of that."""
+        if not self.choices or not self.train:
+            held = self.held()
+            return max(float(held.before.max(initial=0.0)), float(held.after.max(initial=0.0)))
+        held, size = self.held(), {name: self.graph.type(name).bytes for name in self.choices}
+        idle = [sum(size[n] for n in self._kept_at(at) - self.reads[at][1]) for at in range(self.count)]
+        return float((held.after - np.array(idle, float)).max(initial=0.0))
+
+    def _kept_at(self, at: int) -> set[str]:
+        """Choices that are there, if all are kept, at a phase's backward."""
+        place = self.place
+        return {n for n in self.choices if self.backward[place[n]] <= at}
+
+    def rungs(self, running: Running) -> list[Held]:
+        """Choices of what is made again, from none at all to the least memory: more time, less memory. `running`: of
+        such tiles as may come, about."""
+        seen: dict[frozenset[str], Held] = {}
+        for again in self._proposed():
+            if again not in seen:
+                seen[again] = self.held(again)
+        front = self._front(seen.values(), running)
+        step = -(-len(front) // RUNGS)
+        front += [self._without_need(held, running) for held in front[::-step]]
+        return self._front(front, running)
+
+    def _front(self, found: Collection[Held], running: Running) -> list[Held]:
+        """Those that need less than all that are faster."""
+        least, front = inf, []
+        for held in sorted(found, key=lambda h: (running.seconds(h), running.peak(h))):
+            if running.peak(held) < least:
+                least = running.peak(held)
+                front.append(held)
+        return front
+
+    def _proposed(self) -> Iterator[frozenset[str]]:
+        """The last ones kept, for they are needed first; the others in segments, between which they are kept."""
+        yield frozenset()
+        made = sorted(self.choices, key=lambda n: int(self.first[self.place[n]]))
+        starts = sorted({int(self.first[self.place[n]]) for n in made})
+        step = -(-len(starts) // STARTS)
+        for start in (*starts[::step], self.count):
+            early = [n for n in made if self.first[self.place[n]] < start]
+            total = sum(self.size[self.place[n]] for n in early)
+            for segments in SEGMENTS:
+                yield frozenset(self._inside(early, total / segments))
+
+    def _inside(self, names: Sequence[str], most: float) -> Iterator[str]:
+        """Of these, those that do not cross from one segment of so many bytes to the next."""
+        ends, held = [], 0.0
+        for name in names:
+            held += self.size[self.place[name]]
+            if held > most:
+                ends.append(int(self.first[self.place[name]]))
+                held = 0.0
+        for name in names:
+            made, last = self.first[self.place[name]], self.forward[self.place[name]]
+            if not any(made <= end < last for end in ends):
+                yield name
+
+    def _without_need(self, held: Held, running: Running) -> Held:
+        """Of what is made again, what might as well be kept is kept."""
+        most = running.peak(held)
+        for name in sorted(held.again, key=lambda n: (-running.replay_s[self.first[self.place[n]]], n)):
+            less = self.held(held.again - {name})
+            if running.peak(less) <= most:
+                held = less
+        return held
+
+
+def levels(graph: Graph, stock: Stock) -> list[Between]:
+    """From storing all that is dear to storing the inputs of blocks alone, large values first."""
+    sizes = sorted({graph.type(name).bytes for name in stock.choices}, reverse=True)
+    inputs = block_inputs(graph)
+    found = [Between()]
+    for size in sizes:
+        stored = frozenset(n for n in inputs if graph.type(n).bytes >= size)
+        fluid = frozenset(n for n in stock.choices if graph.type(n).bytes >= size and n not in stored)
+        found.append(Between(stored, fluid))
+    return found
+
+
+def block_inputs(graph: Graph) -> list[str]:
+    """Values of the image that several nodes read, and beside which no other lives when they are made."""
+    place = {node.name: at for at, node in enumerate(graph.nodes)}
+    wide = [n.outputs[0] for n in graph.nodes if len(graph.shape(n.outputs[0])) > 2]
+    readers = {v: [n for n in graph.consumers[v] if not isinstance(find(n), Reduction)] for v in wide}
+    last = {v: max((place[n.name] for n in readers[v]), default=-1) for v in wide}
+    found, reach = [], -1  # the last node that reads any of those before
+    for name in wide:
+        if reach <= place[graph.producer[name].name] and len(readers[name]) > 1:
+            found.append(name)
+        reach = max(reach, last[name])
+    return found
