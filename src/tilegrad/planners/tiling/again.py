@@ -9,6 +9,7 @@ ever whole.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -200,14 +201,18 @@ class Stock:
 
 
 def levels(graph: Graph, stock: Stock) -> list[Between]:
-    """From storing all that is dear to storing the inputs of blocks alone, large values first."""
-    sizes = sorted({graph.type(name).bytes for name in stock.choices}, reverse=True)
+    """From storing all that is dear to storing inputs of blocks alone: large values first, block by block."""
+    place = {name: at for at, node in enumerate(graph.nodes) for name in node.outputs}
     inputs = block_inputs(graph)
+    borders = [place[name] for name in inputs]
+    groups: dict[tuple[int, int], list[str]] = {}
+    for name in stock.choices:
+        if name not in inputs:
+            groups.setdefault((-graph.type(name).bytes, bisect_left(borders, place[name])), []).append(name)
     found = [Between()]
-    for size in sizes:
-        stored = frozenset(n for n in inputs if graph.type(n).bytes >= size)
-        fluid = frozenset(n for n in stock.choices if graph.type(n).bytes >= size and n not in stored)
-        found.append(Between(stored, fluid))
+    for (_, block), names in sorted(groups.items()):
+        ends = inputs[max(0, block - 1) : block + 1]
+        found.append(Between(found[-1].stored.union(ends), found[-1].fluid.union(names)))
     return found
 
 

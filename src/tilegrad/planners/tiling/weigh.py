@@ -240,7 +240,7 @@ class Scale:
     ) -> Weight:
         """`again`: stored values that are made once more for backward."""
         near = storage == Storage.DEVICE
-        return self._weights(phases, near)(self._stock(phases, near).held(again))
+        return self._weights(phases, near)(self.stock(phases, near).held(again))
 
     def weigh_within(
         self, phases: Sequence[TilePhase], storage: str, budget: float
@@ -248,7 +248,7 @@ class Scale:
         """Ways to fit a budget, and some percent less: nothing is made again where that fits; else as little as may be.
         Where nothing fits, what needs least."""
         near = storage == Storage.DEVICE
-        stock, weights = self._stock(phases, near), self._weights(phases, near)
+        stock, weights = self.stock(phases, near), self._weights(phases, near)
         kept = weights(stock.held())
         if kept.total_bytes <= SURE * budget or not (near and self.train and stock.choices):
             return [(frozenset(), kept)]
@@ -263,7 +263,7 @@ class Scale:
             self._ladders[id(stock)] = stock.rungs(running)
         return self._ladders[id(stock)]
 
-    def _stock(self, phases: Sequence[TilePhase], near: bool) -> Stock:
+    def stock(self, phases: Sequence[TilePhase], near: bool = True) -> Stock:
         """The same for all tiles of the same walks."""
         key = (near, tuple((phase.number, phase.stores, phase.boxed, phase.whole) for phase in phases))
         if key not in self._stocks:
@@ -304,7 +304,7 @@ class Scale:
 
     def floor(self, phases: Sequence[TilePhase], storage: str) -> float:
         """What is there between phases: no tiles of these walks need less."""
-        return self._stock(phases, storage == Storage.DEVICE).floor
+        return self.stock(phases, storage == Storage.DEVICE).floor
 
     def _tiles(self, phase: TilePhase, tiling: Tiling | None) -> tuple[Sizes, NDArray[np.int64]]:
         """Of each memory the share that a tile holds: a column for each kind of tile; and which kind each tile is."""
