@@ -17,7 +17,7 @@ from ..bounds.roles import NodePart
 from ..errors import GridError
 from ..ir import Graph, Kind
 from ..progress import stop
-from ..schedule import Schedule, Storage, TilePhase
+from ..schedule import Again, Schedule, Storage, TilePhase
 from ..sim.clock import measure_time
 from ..sim.machine import CPU, Machine
 from ..sim.predict import Prediction, predict
@@ -220,7 +220,7 @@ class Option:
     storage: str
     phases: tuple[TilePhase, ...] = field(repr=False)
     weight: Weight
-    again: frozenset[str] = frozenset()  # stored values that are made once more
+    again: Again = Again()
 
     def seconds(self, budget: float) -> float:
         """With as many tiles kept as fit."""

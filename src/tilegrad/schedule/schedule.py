@@ -141,9 +141,10 @@ class Schedule:
         return found
 
     @cached_property
-    def remade(self) -> frozenset[str]:
-        """Values that are freed before the turn, and made once more behind it."""
-        return frozenset().union(*(names for at, names in self.written.items() if at > self.turn))
+    def remade(self) -> Again:
+        """Values that are freed before the turn, and made once more behind it, or more than once."""
+        runs = [(name, self.steps[at]) for at, names in self.written.items() if at > self.turn for name in names]
+        return Again(frozenset(name for name, _ in runs), len(runs) > len(set(runs)))
 
     def is_for_backward(self, at: int) -> bool:
         """Does an island run here for its backward alone, which comes next?"""
@@ -187,43 +188,53 @@ def _roots(graph: Graph) -> dict[str, str]:
     return found
 
 
+@dataclass(frozen=True)
+class Again:
+    """Stored values that go after their last reader forward, and are made once more for backward. `fleeting`: those
+    that are only made for others to be made go once more, and are made once more again for their own backward."""
+
+    values: frozenset[str] = frozenset()
+    fleeting: bool = False
+
+
 def phase_steps(
     graph: Graph,
     phases: Sequence[TilePhase],
     *,
     train: bool,
     keep: frozenset[str] = frozenset(),
-    again: frozenset[str] = frozenset(),
+    again: Again = Again(),
 ) -> tuple[ScheduleStep, ...]:
     """All phases in order and, to train, in reverse order: islands of `keep` have their records still, the others run
-    once more. What is stored goes after the last phase that reads it; values of `again` go after the last one forward,
-    too, and are made once more for backward."""
+    once more. What is stored goes after the last phase that reads it, and is made again if `again` says so."""
     groups: list[Group] = []
     for phase in phases:
         steps = [*run_steps(phase, keep if train else frozenset()), *(Finish(fold.name) for fold in phase.folds)]
         groups.append((steps, forward_uses(phase)))
     groups.append(([Turn()], {*graph.outputs, *(new for _, new in graph.updates)}))
-    uses = [(again_uses(phase, frozenset()), backward_uses(phase, keep)) for phase in phases]
-    for at, back in backward_order([phase.stores for phase in phases], uses, again) if train else ():
-        if back:
-            groups.append((backward_steps(phases[at], keep), uses[at][1]))
+    uses = [(read_uses(phase), backward_uses(phase, keep)) for phase in phases]
+    remade: dict[int, frozenset[str]] = {}
+    for at, made in backward_order([phase.stores for phase in phases], uses, again) if train else ():
+        if made:
+            remade[len(groups)] = made
+            groups.append((run_steps(phases[at], frozenset()), uses[at][0] | made))
         else:
-            groups.append((run_steps(phases[at], frozenset()), again_uses(phases[at], again)))
-    return with_frees(graph, phases, groups, again if train else frozenset())
+            groups.append((backward_steps(phases[at], keep), uses[at][1]))
+    return with_frees(graph, phases, groups, remade)
 
 
 Group = tuple[Sequence[ScheduleStep], set[str]]  # steps, and the stored values that they use
 
 
 def with_frees(
-    graph: Graph, phases: Sequence[TilePhase], groups: Sequence[Group], again: frozenset[str] = frozenset()
+    graph: Graph, phases: Sequence[TilePhase], groups: Sequence[Group], remade: Mapping[int, frozenset[str]] | None = None
 ) -> tuple[ScheduleStep, ...]:
-    """What phases store goes after the last group that uses it; what is handed over stays."""
+    """What phases store goes after the last group that uses it, and after the last before one that makes it once more
+    (`remade`); what is handed over stays."""
     last: dict[str, int] = {}
     frees: set[tuple[str, int]] = set()
     for at, (_, uses) in enumerate(groups):
-        if at == len(phases):  # the turn
-            frees = {(name, last[name]) for name in again}
+        frees |= {(name, last[name]) for name in (remade or {}).get(at, ())}
         last |= {name: at for name in uses if graph.value[name].kind.computed}
     frees |= set(last.items())
     stored = {name for phase in phases for name in phase.made} - {*graph.outputs, *(new for _, new in graph.updates)}
@@ -234,24 +245,29 @@ def with_frees(
 
 
 def backward_order(
-    stores: Sequence[Collection[str]], reads: Sequence[tuple[set[str], set[str]]], again: frozenset[str]
-) -> Iterator[tuple[int, bool]]:
-    """What phases do behind the turn, in reverse order: their backward (True), before which those phases run once more
-    (False) that make what it reads and `again` names. None runs so twice: what it makes stays for its own backward.
-    `stores`, `reads`: of each phase, what it stores, and what it reads forward and backward."""
-    maker = {name: at for at, names in enumerate(stores) for name in names if name in again}
-    there: set[str] = set()
+    stores: Sequence[Collection[str]], reads: Sequence[tuple[set[str], set[str]]], again: Again
+) -> Iterator[tuple[int, frozenset[str]]]:
+    """What phases do behind the turn, in reverse order: a phase's backward, and before it the phases that run once more,
+    with what each of them makes for it. `stores`, `reads`: of each phase, what it stores, and what it reads forward and
+    backward."""
+    maker = {name: at for at, names in enumerate(stores) for name in names if name in again.values}
+    there, served = set[str](), set[str]()  # made; read by a backward since
 
-    def make(names: set[str]) -> Iterator[tuple[int, bool]]:
-        for name in sorted(names & maker.keys() - there):
+    def make(names: set[str]) -> Iterator[tuple[int, frozenset[str]]]:
+        for name in sorted(names & maker.keys()):
             if name not in there:
-                there.update(stores[maker[name]])
-                yield from make(reads[maker[name]][0])
-                yield maker[name], False
+                at = maker[name]
+                made = {n for n in stores[at] if n in maker and (n in names or not again.fleeting)} - there
+                there.update(made)
+                yield from make(reads[at][0])
+                yield at, frozenset(made)
 
     for at in reversed(range(len(stores))):
         yield from make(reads[at][1])
-        yield at, True
+        served |= reads[at][1]
+        if again.fleeting:
+            there &= served
+        yield at, frozenset()
 
 
 def run_steps(phase: TilePhase, keep: frozenset[str]) -> list[ScheduleStep]:
@@ -259,13 +275,12 @@ def run_steps(phase: TilePhase, keep: frozenset[str]) -> list[ScheduleStep]:
 
 
 def forward_uses(phase: TilePhase) -> set[str]:
-    return again_uses(phase, frozenset(phase.stores)) | set(phase.made)
+    return read_uses(phase) | set(phase.made)
 
 
-def again_uses(phase: TilePhase, again: frozenset[str]) -> set[str]:
-    """What a phase uses that runs once more to make values of `again`."""
+def read_uses(phase: TilePhase) -> set[str]:
     beside = {name for fold in phase.folds for name in fold.reads[1:]}
-    return {*phase.boxed, *phase.whole, *beside, *(again & set(phase.stores))}
+    return {*phase.boxed, *phase.whole, *beside}
 
 
 def backward_uses(phase: TilePhase, keep: frozenset[str]) -> set[str]:

@@ -2,7 +2,8 @@
 
 A statistic must be whole before anybody goes on, so a convolution's output between two of them is stored. It can be
 *kept* until its backward. It can be made *again*: it goes after its last reader forward, and its phase runs once more
-before a backward reads it; what that phase reads must be there, so what is kept ends the chain. Or it is *fluid*: the
+before a backward reads it. What that phase reads must be there, or be made again too: what is kept ends the chain. What
+was made for the chain alone stays for its own backward, or is fleeting and made a third time. Or it is *fluid*: the
 phases that read it run its convolution in their own tiles, forward and backward, and neither it nor its gradient is
 ever whole.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
 
@@ -20,10 +21,11 @@ from numpy.typing import NDArray
 
 from ...ir import Graph
 from ...ops import Reduction, find
-from ...schedule import TilePhase
-from ...schedule.schedule import again_uses, backward_order, backward_uses, forward_uses
+from ...schedule import Again, TilePhase
+from ...schedule.schedule import backward_order, backward_uses, forward_uses, read_uses
 
 Sizes = NDArray[np.float64]
+Lives = tuple[NDArray[np.int64], NDArray[np.int64], Sizes]  # from, to, bytes
 SEGMENTS = (1, 2, 3, 4, 6, 8, 12)  # into which what is made again is divided by what is kept
 STARTS = 16  # phases that are tried as the first from which on everything is kept
 RUNGS = 12  # choices that are looked at closely
@@ -39,13 +41,14 @@ class Between:
 
 @dataclass(frozen=True)
 class Held:
-    """Bytes besides tiles and halos while each phase runs: forward, backward, and where it runs once more (-inf: it does
-    not), if `again` is made again."""
+    """Bytes besides tiles and halos while each phase runs, forward and backward, and while some run once more, if
+    `again` is made again: which phases those are, one after another, and bytes of each."""
 
-    again: frozenset[str]
+    again: Again
     before: Sizes = field(repr=False)
     after: Sizes = field(repr=False)
-    replay: Sizes = field(repr=False)
+    replays: NDArray[np.int64] = field(repr=False)
+    replayed: Sizes = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -59,11 +62,12 @@ class Running:
     replay_s: Sizes
 
     def peak(self, held: Held) -> float:
-        most = (held.before + self.forward, held.after + self.backward, held.replay + self.replay)
+        more = held.replayed + self.replay[held.replays]
+        most = (held.before + self.forward, held.after + self.backward, more)
         return max(float(each.max(initial=0.0)) for each in most)
 
     def seconds(self, held: Held) -> float:
-        return float(self.replay_s[held.replay > -inf].sum())
+        return float(self.replay_s[held.replays].sum())
 
 
 class Stock:
@@ -104,20 +108,16 @@ class Stock:
         self.choices = [n for n in names if n in tiled and n not in handed and n in backward and len(graph.shape(n)) > 2]
         chosen = set(self.choices)
         self.stores = [tuple(n for n in phase.stores if n in chosen) for phase in phases]
-        self.reads = [(again_uses(p, frozenset()) & chosen, back & chosen) for p, back in zip(phases, uses, strict=True)]
+        self.reads = [(read_uses(p) & chosen, back & chosen) for p, back in zip(phases, uses, strict=True)]
 
-    def held(self, again: frozenset[str] = frozenset()) -> Held:
+    def held(self, again: Again = Again()) -> Held:
         count = self.count
         order = list(backward_order(self.stores, self.reads, again)) if self.train else []
-        back, replay = np.full(count + 1, count), np.full(count, -1)
-        for at, (phase, is_backward) in enumerate(order, start=count):
-            (back if is_backward else replay)[phase] = at
         end = count + len(order)
+        back = np.full(count + 1, count)
+        back[[at for at, made in order if not made]] = [t for t, (_, made) in enumerate(order, count) if not made]
         last = np.where(self.backward >= 0, back[self.backward], np.where(self.backward == -2, end, self.forward))
-        lives = [(self.first, last, self.size)]
-        if again:
-            gone = np.array([self.place[name] for name in sorted(again)], int)
-            lives.append((self.forward[gone] + 1, replay[self.first[gone]] - 1, -self.size[gone]))
+        lives = [(self.first, last, self.size), self._gone(order, again)]
         if self.train:
             lives.append((back[self.grad_begin], back[self.grad_end], self.grad_size))
             lives.append((back[self.weight_begin], np.full(len(self.weight_size), end), self.weight_size))
@@ -127,7 +127,21 @@ class Stock:
             np.add.at(change, np.minimum(stop, end) + 1, -size)
         there = np.cumsum(change) + self.outside
         after = there[back[:count]] if self.train else np.full(count, self.outside)
-        return Held(again, there[:count], after, np.where(replay >= 0, there[replay], -inf))
+        replays = [(at, t) for t, (at, made) in enumerate(order, count) if made]
+        phases, times = np.array(replays, int).reshape(-1, 2).T
+        return Held(again, there[:count], after, phases, there[times])
+
+    def _gone(self, order: Sequence[tuple[int, frozenset[str]]], again: Again) -> Lives:
+        """When values are not there that are made again."""
+        last = {name: int(self.forward[self.place[name]]) for name in again.values}
+        found: list[tuple[int, int, float]] = []
+        for time, (at, made) in enumerate(order, self.count) if again.values else ():
+            for name in made:
+                found.append((last[name] + 1, time - 1, -float(self.size[self.place[name]])))
+            for name in self.reads[at][0 if made else 1] | made:
+                last[name] = time
+        begin, stop, size = np.array(found, float).reshape(-1, 3).T
+        return begin.astype(int), stop.astype(int), size
 
     @cached_property
     def floor(self) -> float:
@@ -147,11 +161,8 @@ class Stock:
     def rungs(self, running: Running) -> list[Held]:
         """Choices of what is made again, from none at all to the least memory: more time, less memory. `running`: of
         such tiles as may come, about."""
-        seen: dict[frozenset[str], Held] = {}
-        for again in self._proposed():
-            if again not in seen:
-                seen[again] = self.held(again)
-        front = self._front(seen.values(), running)
+        proposed = dict.fromkeys(Again(values, fleeting) for values in self._proposed() for fleeting in (False, True))
+        front = self._front([self.held(again) for again in proposed], running)
         step = -(-len(front) // RUNGS)
         front += [self._without_need(held, running) for held in front[::-step]]
         return self._front(front, running)
@@ -193,8 +204,9 @@ class Stock:
     def _without_need(self, held: Held, running: Running) -> Held:
         """Of what is made again, what might as well be kept is kept."""
         most = running.peak(held)
-        for name in sorted(held.again, key=lambda n: (-running.replay_s[self.first[self.place[n]]], n)):
-            less = self.held(held.again - {name})
+        names = held.again.values
+        for name in sorted(names, key=lambda n: (-running.replay_s[self.first[self.place[n]]], n)):
+            less = self.held(replace(held.again, values=held.again.values - {name}))
             if running.peak(less) <= most:
                 held = less
         return held

@@ -11,7 +11,7 @@ from ...bounds import Axes, Cuts, Line, Spans, Tiling, check_axes, tile_line
 from ...errors import GridError
 from ...ir import Graph
 from ...region import cuts_of_count, cuts_of_size
-from ...schedule import Islands, Schedule, Storage, TilePhase, phase_steps
+from ...schedule import Again, Islands, Schedule, Storage, TilePhase, phase_steps
 from ...sim.machine import CPU, Machine
 from .seams import Seams, held_bytes
 from .again import Between
@@ -70,9 +70,8 @@ def make_schedule(
     phases: tuple[TilePhase, ...],
     storage: str,
     train: bool,
-    again: frozenset[str] = frozenset(),
+    again: Again = Again(),
 ) -> Schedule:
-    """`again`: stored values that are made once more for backward, and not kept."""
     steps = phase_steps(graph, phases, train=train, again=again)
     return Schedule(graph, mode, phases, storage, steps=steps, islands=Islands(phases))
 

@@ -21,7 +21,7 @@ from ...bounds import Tiling, call_of, needed_gradients
 from ...ir import Graph, Kind, Node, Phase
 from ...kernels import Fused, with_kernels
 from ...ops import find
-from ...schedule import Storage, TilePhase
+from ...schedule import Again, Storage, TilePhase
 from ...schedule.whole import roots_of
 from ...sim.clock import CALLS, FOLDS, JOIN, PYTHON, whole_seconds
 from ...sim.machine import Machine
@@ -236,22 +236,21 @@ class Scale:
     # -- tiles ---------------------------------------------------------------------------------------------------------
 
     def weigh(
-        self, phases: Sequence[TilePhase], storage: str = Storage.DEVICE, again: frozenset[str] = frozenset()
+        self, phases: Sequence[TilePhase], storage: str = Storage.DEVICE, again: Again = Again()
     ) -> Weight:
-        """`again`: stored values that are made once more for backward."""
         near = storage == Storage.DEVICE
         return self._weights(phases, near)(self.stock(phases, near).held(again))
 
     def weigh_within(
         self, phases: Sequence[TilePhase], storage: str, budget: float
-    ) -> list[tuple[frozenset[str], Weight]]:
+    ) -> list[tuple[Again, Weight]]:
         """Ways to fit a budget, and some percent less: nothing is made again where that fits; else as little as may be.
         Where nothing fits, what needs least."""
         near = storage == Storage.DEVICE
         stock, weights = self.stock(phases, near), self._weights(phases, near)
         kept = weights(stock.held())
         if kept.total_bytes <= SURE * budget or not (near and self.train and stock.choices):
-            return [(frozenset(), kept)]
+            return [(Again(), kept)]
         rungs = self._rungs(stock, weights.running)
         peaks = [weights.running.peak(held) for held in rungs]
         limits = (budget, SURE * budget, SURE * SURE * budget)
