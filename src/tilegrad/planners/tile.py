@@ -64,7 +64,9 @@ class Tile(Planner):
         if best is not None:
             grids = {p.forward.tiled: p.grid for p in best.schedule.phases if p.forward is not None}
             cut = "; ".join(f"{'x'.join(map(str, grid))} along {','.join(axes)}" for axes, grid in grids.items())
-            detail = f"{best.schedule.mode}, {cut}, halos on {best.schedule.storage}"
+            remade = len(best.schedule.remade.values)
+            again = f", {remade} stored values made again" if remade else ""
+            detail = f"{best.schedule.mode}, {cut}, halos on {best.schedule.storage}{again}"
             yield Proposal(best.schedule, detail, best.prediction)
 
     def fastest_s(self, problem: Problem) -> float:

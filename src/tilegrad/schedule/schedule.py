@@ -104,22 +104,27 @@ class Schedule:
         """By step: what an island that runs writes. Before the turn all that it stores; behind it, where it runs once
         more, what was freed, and is read before it is freed again."""
         root, wanted = _roots(self.graph), self._wanted
-        gone = set(root.values())  # and not read since: its islands make it, one after another
+        gone: dict[str, set[str]] = {}  # and not read since: the islands that have made their parts of it
         found: dict[int, frozenset[str]] = {}
         for at, step in enumerate(self.steps):
             match step:
+                case Run(island=name) if at < self.turn:
+                    found[at] = frozenset(self.islands[name].stores)
                 case Run(island=name):
-                    stores = self.islands[name].stores
-                    found[at] = frozenset(v for v in stores if at < self.turn or root[v] in wanted[at] & gone)
-                    gone -= {root[v] for v in self.islands[name].reads(self.graph)}
-                    if at < self.turn:
-                        gone -= {root[v] for v in stores}
+                    makes = {root[v] for v in self.islands[name].stores if name not in gone.get(root[v], (name,))}
+                    makes &= wanted[at]
+                    found[at] = frozenset(v for v in self.islands[name].stores if root[v] in makes)
+                    for value in makes:
+                        gone[value].add(name)
+                    for value in self.islands[name].reads(self.graph):
+                        gone.pop(root[value], None)
                 case Backward(island=name):
-                    gone -= {root[v] for v in self.islands[name].reads_back(self.graph)}
+                    for value in self.islands[name].reads_back(self.graph):
+                        gone.pop(root[value], None)
                 case Free(value=value):
-                    gone.add(value)
+                    gone[value] = set()
                 case Move(value=value, store=Storage.DEVICE):
-                    gone.discard(value)
+                    gone.pop(value, None)
         return found
 
     @cached_property
