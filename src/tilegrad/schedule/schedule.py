@@ -202,13 +202,16 @@ class Again:
     fleeting: bool = False
 
 
+KEPT = Again()  # nothing is made again
+
+
 def phase_steps(
     graph: Graph,
     phases: Sequence[TilePhase],
     *,
     train: bool,
     keep: frozenset[str] = frozenset(),
-    again: Again = Again(),
+    again: Again = KEPT,
 ) -> tuple[ScheduleStep, ...]:
     """All phases in order and, to train, in reverse order: islands of `keep` have their records still, the others run
     once more. What is stored goes after the last phase that reads it, and is made again if `again` says so."""
@@ -232,7 +235,10 @@ Group = tuple[Sequence[ScheduleStep], set[str]]  # steps, and the stored values 
 
 
 def with_frees(
-    graph: Graph, phases: Sequence[TilePhase], groups: Sequence[Group], remade: Mapping[int, frozenset[str]] | None = None
+    graph: Graph,
+    phases: Sequence[TilePhase],
+    groups: Sequence[Group],
+    remade: Mapping[int, frozenset[str]] | None = None,
 ) -> tuple[ScheduleStep, ...]:
     """What phases store goes after the last group that uses it, and after the last before one that makes it once more
     (`remade`); what is handed over stays."""
@@ -252,8 +258,8 @@ def with_frees(
 def backward_order(
     stores: Sequence[Collection[str]], reads: Sequence[tuple[set[str], set[str]]], again: Again
 ) -> Iterator[tuple[int, frozenset[str]]]:
-    """What phases do behind the turn, in reverse order: a phase's backward, and before it the phases that run once more,
-    with what each of them makes for it. `stores`, `reads`: of each phase, what it stores, and what it reads forward and
+    """What phases do behind the turn, in reverse order: a phase's backward, and before it those that run once more, with
+    what each of them makes for it. `stores`, `reads`: of each phase, what it stores, and what it reads forward and
     backward."""
     maker = {name: at for at, names in enumerate(stores) for name in names if name in again.values}
     there, served = set[str](), set[str]()  # made; read by a backward since

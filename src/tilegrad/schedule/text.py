@@ -115,7 +115,9 @@ def _format_again(schedule: Schedule) -> list[str]:
     if remade:
         size = sum(schedule.graph.type(name).bytes for name in remade)
         often = ", some more than once" if schedule.remade.fleeting else ""
-        lines.append(f"again       {len(remade)} stored values, {format_bytes(size)}, for backward{often}: {_some(remade)}")
+        lines.append(
+            f"again       {len(remade)} stored values, {format_bytes(size)}, for backward{often}: {_some(remade)}"
+        )
     if again:
         lines.append(f"again       {sum(again.values())} runs of {len(again)} nodes: {_some(again)}")
     if moved:

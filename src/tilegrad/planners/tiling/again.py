@@ -105,7 +105,9 @@ class Stock:
         self.weight_size = np.array([graph.type(n).bytes for n in graded], float)
         self.weight_begin = np.array([reader.get(n, self.count - 1) for n in graded], int)
         tiled = {n for phase in phases if phase.tiled for n in phase.stores}
-        self.choices = [n for n in names if n in tiled and n not in handed and n in backward and len(graph.shape(n)) > 2]
+        self.choices = [
+            n for n in names if n in tiled and n not in handed and n in backward and len(graph.shape(n)) > 2
+        ]
         chosen = set(self.choices)
         self.stores = [tuple(n for n in phase.stores if n in chosen) for phase in phases]
         self.reads = [(read_uses(p) & chosen, back & chosen) for p, back in zip(phases, uses, strict=True)]

@@ -13,8 +13,8 @@ from ...ir import Graph
 from ...region import cuts_of_count, cuts_of_size
 from ...schedule import Again, Islands, Schedule, Storage, TilePhase, phase_steps
 from ...sim.machine import CPU, Machine
-from .seams import Seams, held_bytes
 from .again import Between
+from .seams import Seams, held_bytes
 from .walks import UncutPhase, Walks
 
 TileSizes = Mapping[str, int]  # axis -> elements of the input per tile

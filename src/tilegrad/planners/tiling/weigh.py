@@ -235,15 +235,11 @@ class Scale:
 
     # -- tiles ---------------------------------------------------------------------------------------------------------
 
-    def weigh(
-        self, phases: Sequence[TilePhase], storage: str = Storage.DEVICE, again: Again = Again()
-    ) -> Weight:
+    def weigh(self, phases: Sequence[TilePhase], storage: str = Storage.DEVICE, again: Again = Again()) -> Weight:
         near = storage == Storage.DEVICE
         return self._weights(phases, near)(self.stock(phases, near).held(again))
 
-    def weigh_within(
-        self, phases: Sequence[TilePhase], storage: str, budget: float
-    ) -> list[tuple[Again, Weight]]:
+    def weigh_within(self, phases: Sequence[TilePhase], storage: str, budget: float) -> list[tuple[Again, Weight]]:
         """Ways to fit a budget, and some percent less: nothing is made again where that fits; else as little as may be.
         Where nothing fits, what needs least."""
         near = storage == Storage.DEVICE
