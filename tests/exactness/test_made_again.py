@@ -15,7 +15,7 @@ import tilegrad
 from tilegrad.bounds import lower_graph
 from tilegrad.ir import Graph
 from tilegrad.modules import runner
-from tilegrad.planners.tiling import Between, Scale, Walks, cut_tiles, keep_last, levels, make_schedule
+from tilegrad.planners.tiling import USUAL, Between, Scale, Walks, cut_tiles, keep_last, levels, make_schedule
 from tilegrad.schedule import Again, Schedule, Storage, check_schedule
 from tilegrad.sim.machine import CPU
 from tilegrad.sim.predict import predict
@@ -69,7 +69,7 @@ NORMS: dict[str, Callable[[int], nn.Module]] = {
 }
 
 
-def schedules(graph: Graph, mode: str, between: Between = Between(), again: Again | None = None) -> Schedule:
+def schedules(graph: Graph, mode: str, between: Between = USUAL, again: Again | None = None) -> Schedule:
     """`again`: None for all that there is."""
     height, width = graph.shape(graph.inputs[0])[2:]
     phases = cut_tiles(Walks(graph), mode, {"h": -(-height // 3), "w": -(-width // 2)}, CPU, between=between)

@@ -17,13 +17,14 @@ from ..bounds.roles import NodePart
 from ..errors import GridError
 from ..ir import Graph, Kind
 from ..progress import stop
-from ..schedule import Again, Schedule, Storage, TilePhase
+from ..schedule import KEPT, Again, Schedule, Storage, TilePhase
 from ..sim.clock import measure_time
 from ..sim.machine import CPU, Machine
 from ..sim.predict import Prediction, predict
 from ..sim.rehearsal import Rehearsals
 from .problem import Planner, Problem, Proposal
 from .tiling import (
+    USUAL,
     Between,
     Scale,
     TileSizes,
@@ -139,9 +140,7 @@ class TileSearch:
     def modes(self) -> tuple[str, ...]:
         return ("auto", "stream") if self.mode == "auto" else (self.mode,)
 
-    def weigh(
-        self, mode: str, sizes: TileSizes, storage: str, budget: float, between: Between = Between()
-    ) -> list[Option]:
+    def weigh(self, mode: str, sizes: TileSizes, storage: str, budget: float, between: Between = USUAL) -> list[Option]:
         """These tiles, with nothing made again or as little as a budget asks for."""
         phases = cut_tiles(self.walks, mode, sizes, self.machine, between=between)
         found = self.scale.weigh_within(phases, storage, budget)
@@ -149,7 +148,7 @@ class TileSearch:
 
     def floor(self, storage: str) -> float:
         """No tiles need less of what usually lies between phases."""
-        return self.scale.floor(self._some_tiles(Between()), storage)
+        return self.scale.floor(self._some_tiles(USUAL), storage)
 
     def _some_tiles(self, between: Between, at: int = 0) -> tuple[TilePhase, ...]:
         """Along one axis: few (0) or many (-1)."""
@@ -160,8 +159,8 @@ class TileSearch:
     def between(self, storage: str, budget: float) -> list[Between]:
         """What may lie between phases: as much as many tiles should leave room for, as few tiles, or half way."""
         if storage != Storage.DEVICE or not self.train:
-            return [Between()] if self.floor(storage) <= budget else []
-        found = levels(self.graph, self.scale.stock(self._some_tiles(Between())))
+            return [USUAL] if self.floor(storage) <= budget else []
+        found = levels(self.graph, self.scale.stock(self._some_tiles(USUAL)))
         tried = sorted({min(len(found) - 1, round(GROWTH**k) - 1) for k in range(20)})
         many = self._first_to_fit(found, tried, -1, budget)
         few = self._first_to_fit(found, [at for at in tried if at >= many], 0, MARGIN * budget)
@@ -222,7 +221,7 @@ class Option:
     storage: str
     phases: tuple[TilePhase, ...] = field(repr=False)
     weight: Weight
-    again: Again = Again()
+    again: Again = KEPT
 
     def seconds(self, budget: float) -> float:
         """With as many tiles kept as fit."""

@@ -258,8 +258,8 @@ def with_frees(
 def backward_order(
     stores: Sequence[Collection[str]], reads: Sequence[tuple[set[str], set[str]]], again: Again
 ) -> Iterator[tuple[int, frozenset[str]]]:
-    """What phases do behind the turn, in reverse order: a phase's backward, and before it those that run once more, with
-    what each of them makes for it. `stores`, `reads`: of each phase, what it stores, and what it reads forward and
+    """What phases do behind the turn, in reverse order: a phase's backward, and before it those that run once more,
+    with what each of them makes for it. `stores`, `reads`: of each phase, what it stores, and what it reads forward and
     backward."""
     maker = {name: at for at, names in enumerate(stores) for name in names if name in again.values}
     there, served = set[str](), set[str]()  # made; read by a backward since

@@ -1,5 +1,6 @@
 """Tiles of given sizes as a schedule: phases, seams, and how many tiles are kept."""
 
+from .again import USUAL as USUAL
 from .again import Between as Between
 from .again import levels as levels
 from .cut import TileSizes as TileSizes

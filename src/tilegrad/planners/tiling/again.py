@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ...ir import Graph
 from ...ops import Reduction, find
-from ...schedule import Again, TilePhase
+from ...schedule import KEPT, Again, TilePhase
 from ...schedule.schedule import backward_order, backward_uses, forward_uses, read_uses
 
 Sizes = NDArray[np.float64]
@@ -39,8 +39,11 @@ class Between:
     fluid: frozenset[str] = frozenset()
 
 
+USUAL = Between()
+
+
 @dataclass(frozen=True)
-class Held:
+class HeldBytes:
     """Bytes besides tiles and halos while each phase runs, forward and backward, and while some run once more, if
     `again` is made again: which phases those are, one after another, and bytes of each."""
 
@@ -61,12 +64,12 @@ class Running:
     replay: Sizes
     replay_s: Sizes
 
-    def peak(self, held: Held) -> float:
+    def peak(self, held: HeldBytes) -> float:
         more = held.replayed + self.replay[held.replays]
         most = (held.before + self.forward, held.after + self.backward, more)
         return max(float(each.max(initial=0.0)) for each in most)
 
-    def seconds(self, held: Held) -> float:
+    def seconds(self, held: HeldBytes) -> float:
         return float(self.replay_s[held.replays].sum())
 
 
@@ -112,7 +115,7 @@ class Stock:
         self.stores = [tuple(n for n in phase.stores if n in chosen) for phase in phases]
         self.reads = [(read_uses(p) & chosen, back & chosen) for p, back in zip(phases, uses, strict=True)]
 
-    def held(self, again: Again = Again()) -> Held:
+    def held(self, again: Again = KEPT) -> HeldBytes:
         count = self.count
         order = list(backward_order(self.stores, self.reads, again)) if self.train else []
         end = count + len(order)
@@ -131,7 +134,7 @@ class Stock:
         after = there[back[:count]] if self.train else np.full(count, self.outside)
         replays = [(at, t) for t, (at, made) in enumerate(order, count) if made]
         phases, times = np.array(replays, int).reshape(-1, 2).T
-        return Held(again, there[:count], after, phases, there[times])
+        return HeldBytes(again, there[:count], after, phases, there[times])
 
     def _gone(self, order: Sequence[tuple[int, frozenset[str]]], again: Again) -> Lives:
         """When values are not there that are made again."""
@@ -160,7 +163,7 @@ class Stock:
         place = self.place
         return {n for n in self.choices if self.backward[place[n]] <= at}
 
-    def rungs(self, running: Running) -> list[Held]:
+    def rungs(self, running: Running) -> list[HeldBytes]:
         """Choices of what is made again, from none at all to the least memory: more time, less memory. `running`: of
         such tiles as may come, about."""
         proposed = dict.fromkeys(Again(values, fleeting) for values in self._proposed() for fleeting in (False, True))
@@ -169,7 +172,7 @@ class Stock:
         front += [self._without_need(held, running) for held in front[::-step]]
         return self._front(front, running)
 
-    def _front(self, found: Collection[Held], running: Running) -> list[Held]:
+    def _front(self, found: Collection[HeldBytes], running: Running) -> list[HeldBytes]:
         """Those that need less than all that are faster."""
         least, front = inf, []
         for held in sorted(found, key=lambda h: (running.seconds(h), running.peak(h))):
@@ -203,7 +206,7 @@ class Stock:
             if not any(made <= end < last for end in ends):
                 yield name
 
-    def _without_need(self, held: Held, running: Running) -> Held:
+    def _without_need(self, held: HeldBytes, running: Running) -> HeldBytes:
         """Of what is made again, what might as well be kept is kept."""
         most = running.peak(held)
         names = held.again.values
@@ -223,7 +226,7 @@ def levels(graph: Graph, stock: Stock) -> list[Between]:
     for name in stock.choices:
         if name not in inputs:
             groups.setdefault((-graph.type(name).bytes, bisect_left(borders, place[name])), []).append(name)
-    found = [Between()]
+    found = [USUAL]
     for (_, block), names in sorted(groups.items()):
         ends = inputs[max(0, block - 1) : block + 1]
         found.append(Between(found[-1].stored.union(ends), found[-1].fluid.union(names)))

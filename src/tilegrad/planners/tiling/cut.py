@@ -11,9 +11,9 @@ from ...bounds import Axes, Cuts, Line, Spans, Tiling, check_axes, tile_line
 from ...errors import GridError
 from ...ir import Graph
 from ...region import cuts_of_count, cuts_of_size
-from ...schedule import Again, Islands, Schedule, Storage, TilePhase, phase_steps
+from ...schedule import KEPT, Again, Islands, Schedule, Storage, TilePhase, phase_steps
 from ...sim.machine import CPU, Machine
-from .again import Between
+from .again import USUAL, Between
 from .seams import Seams, held_bytes
 from .walks import UncutPhase, Walks
 
@@ -50,7 +50,7 @@ def cut_tiles(
     tile: TileSizes,
     machine: Machine = CPU,
     carried: Collection[str] | None = None,
-    between: Between = Between(),
+    between: Between = USUAL,
 ) -> tuple[TilePhase, ...]:
     """The phases of `plan_tiles`. `between`: what lies between them."""
     graph, axes = walks.graph, walks.axes
@@ -70,7 +70,7 @@ def make_schedule(
     phases: tuple[TilePhase, ...],
     storage: str,
     train: bool,
-    again: Again = Again(),
+    again: Again = KEPT,
 ) -> Schedule:
     steps = phase_steps(graph, phases, train=train, again=again)
     return Schedule(graph, mode, phases, storage, steps=steps, islands=Islands(phases))
@@ -105,7 +105,7 @@ class _Tiles:
     machine: Machine = CPU
     chosen: bool = False  # are seams chosen?
     carried: Collection[str] | None = None
-    between: Between = Between()
+    between: Between = USUAL
     wide: set[str] = field(default_factory=set)  # values of which tiles would hold too much
 
     def phases(self) -> tuple[TilePhase, ...]:

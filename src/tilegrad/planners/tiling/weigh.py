@@ -21,12 +21,12 @@ from ...bounds import Tiling, call_of, needed_gradients
 from ...ir import Graph, Kind, Node, Phase
 from ...kernels import Fused, with_kernels
 from ...ops import find
-from ...schedule import Again, Storage, TilePhase
+from ...schedule import KEPT, Again, Storage, TilePhase
 from ...schedule.whole import roots_of
 from ...sim.clock import CALLS, FOLDS, JOIN, PYTHON, whole_seconds
 from ...sim.machine import Machine
 from ...sim.training import training_graph
-from .again import Held, Running, Sizes, Stock
+from .again import HeldBytes, Running, Sizes, Stock
 from .walks import whole_phase
 
 SURE = 0.92  # of a budget: what is weighed so should fit it
@@ -68,7 +68,7 @@ class _Weights:
     kept_bytes: Sizes = field(repr=False)
     kept_seconds: float
 
-    def __call__(self, held: Held) -> Weight:
+    def __call__(self, held: HeldBytes) -> Weight:
         turn, stored = (float(each[-1]) if len(each) else 0.0 for each in (held.after, held.before))
         return Weight(
             self.running.peak(held),
@@ -114,7 +114,7 @@ class Scale:
         self._moments: dict[tuple[object, ...], _Moments] = {}
         self._cost: dict[str, tuple[float, float]] = {}
         self._stocks: dict[object, Stock] = {}
-        self._ladders: dict[int, list[Held]] = {}
+        self._ladders: dict[int, list[HeldBytes]] = {}
 
     @cached_property
     def _trained(self) -> Graph:
@@ -235,7 +235,7 @@ class Scale:
 
     # -- tiles ---------------------------------------------------------------------------------------------------------
 
-    def weigh(self, phases: Sequence[TilePhase], storage: str = Storage.DEVICE, again: Again = Again()) -> Weight:
+    def weigh(self, phases: Sequence[TilePhase], storage: str = Storage.DEVICE, again: Again = KEPT) -> Weight:
         near = storage == Storage.DEVICE
         return self._weights(phases, near)(self.stock(phases, near).held(again))
 
@@ -246,14 +246,14 @@ class Scale:
         stock, weights = self.stock(phases, near), self._weights(phases, near)
         kept = weights(stock.held())
         if kept.total_bytes <= SURE * budget or not (near and self.train and stock.choices):
-            return [(Again(), kept)]
+            return [(KEPT, kept)]
         rungs = self._rungs(stock, weights.running)
         peaks = [weights.running.peak(held) for held in rungs]
         limits = (budget, SURE * budget, SURE * SURE * budget)
         chosen = {next((at for at, peak in enumerate(peaks) if peak <= limit), _least(peaks)) for limit in limits}
         return [(rungs[at].again, weights(rungs[at])) for at in sorted(chosen)]
 
-    def _rungs(self, stock: Stock, running: Running) -> list[Held]:
+    def _rungs(self, stock: Stock, running: Running) -> list[HeldBytes]:
         if id(stock) not in self._ladders:
             self._ladders[id(stock)] = stock.rungs(running)
         return self._ladders[id(stock)]
