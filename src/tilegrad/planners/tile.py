@@ -182,7 +182,9 @@ class TileSearch:
             return None
         most = [family[-1] for family in _families(self, few=False) if family]
         sizes = [*(each for family in _families(self, few=True) for each in family), *most]
-        options = [o for each in sizes for mode in self.modes for o in self.weigh(mode, each, storages[-1], 0.0)]
+        between = (self.between(storages[-1], 0.0) or [USUAL])[-1]
+        every = (o for size in sizes for mode in self.modes for o in self.weigh(mode, size, storages[-1], 0.0, between))
+        options = [option for option in every if option.tiles <= MOST_RUNS]
         options.sort(key=lambda o: (o.weight.total_bytes, o.weight.seconds))
         return min((self.rehearse(option) for option in options[:2]), key=_peak, default=None)
 
