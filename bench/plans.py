@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import product
+from math import inf
 from typing import Any, TypeVar
 from unittest import mock
 
@@ -115,7 +116,7 @@ class Subject:
             for tiles, mode in product(COUNTS[len(cut)], self.search.modes):
                 sizes = {axis: -(-lengths[axis] // (tiles * unit)) * unit for axis in cut}
                 words = f"{mode}, {'x'.join([str(tiles)] * len(cut))} tiles along {','.join(cut)}"
-                yield words, self.search.weigh(mode, sizes, "device")
+                yield words, self.search.weigh(mode, sizes, "device", inf)[0]
 
     def _finished(self, words: str, schedule: Schedule) -> Plan:
         """As `tilegrad.tile` would run it, had it been chosen."""

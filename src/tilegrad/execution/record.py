@@ -56,7 +56,7 @@ class Record:
         self.stored: list[tuple[Store, GradientEdge, torch.dtype]] = []
         self.folded: list[tuple[Fold, Root, torch.dtype, list[Tensor]]] = []
         self.tokens: list[Tensor] = []
-        self.missing = {v for v in writes if not run.again or v not in run.values}
+        self.missing = writes
         self.unread = run.executor.unread(island) if graded and run.again and not self.missing else frozenset()
         self.hooks: References | Adoptions | Holdings | None = None
         if graded and island.refers is not None:

@@ -17,13 +17,26 @@ from ..bounds.roles import NodePart
 from ..errors import GridError
 from ..ir import Graph, Kind
 from ..progress import stop
-from ..schedule import Schedule, TilePhase
+from ..schedule import KEPT, Again, Schedule, Storage, TilePhase
 from ..sim.clock import measure_time
 from ..sim.machine import CPU, Machine
 from ..sim.predict import Prediction, predict
 from ..sim.rehearsal import Rehearsals
 from .problem import Planner, Problem, Proposal
-from .tiling import Scale, TileSizes, Walks, Weight, cut_tiles, keep_last, keepable, make_schedule, plan_plain
+from .tiling import (
+    USUAL,
+    Between,
+    Scale,
+    TileSizes,
+    Walks,
+    Weight,
+    cut_tiles,
+    keep_last,
+    keepable,
+    levels,
+    make_schedule,
+    plan_plain,
+)
 
 MOST_ISLANDS = 4096  # in all walks together
 MOST_TILES = 1024  # in a walk: more of them cost more time than the memory they save is worth
@@ -34,6 +47,7 @@ IDLE = 2  # numbers of tiles that fit and are no faster: then more are not weigh
 NEAR = 1.02  # times the least time: of such tiles the fewest are taken
 SAVED = 0.005  # of a step's time: what more tiles kept would save at most, and is not looked for
 REHEARSED = 5  # at most: the first is nearly always within some percent of what was weighed
+MARGIN = 0.9  # of a budget: what few tiles should fit in, for they are weighed less well
 MISTRUST = 0.8  # of what was weighed, before anything was rehearsed: what may turn out to fit
 
 
@@ -52,7 +66,9 @@ class Tile(Planner):
         if best is not None:
             grids = {p.forward.tiled: p.grid for p in best.schedule.phases if p.forward is not None}
             cut = "; ".join(f"{'x'.join(map(str, grid))} along {','.join(axes)}" for axes, grid in grids.items())
-            detail = f"{best.schedule.mode}, {cut}, halos on {best.schedule.storage}"
+            remade = len(best.schedule.remade.values)
+            again = f", {remade} stored values made again" if remade else ""
+            detail = f"{best.schedule.mode}, {cut}, halos on {best.schedule.storage}{again}"
             yield Proposal(best.schedule, detail, best.prediction)
 
     def fastest_s(self, problem: Problem) -> float:
@@ -117,7 +133,7 @@ class TileSearch:
 
     def tiled(self, sizes: TileSizes, storage: str, budget: int | None = None) -> Fit:
         """Tiles of these sizes: the faster seams, or those that need least where the others do not fit."""
-        options = [self.weigh(mode, sizes, storage) for mode in self.modes]
+        options = [o for mode in self.modes for o in self.weigh(mode, sizes, storage, budget or inf)]
         fits = sorted((self.rehearse(option) for option in options[: 1 if budget is None else None]), key=_peak)
         return next((fit for fit in reversed(fits) if budget is None or _peak(fit) <= budget), fits[0])
 
@@ -125,20 +141,51 @@ class TileSearch:
     def modes(self) -> tuple[str, ...]:
         return ("auto", "stream") if self.mode == "auto" else (self.mode,)
 
-    def weigh(self, mode: str, sizes: TileSizes, storage: str) -> Option:
-        key = mode, tuple(sizes.items())
+    def weigh(self, mode: str, sizes: TileSizes, storage: str, budget: float, between: Between = USUAL) -> list[Option]:
+        """These tiles, with nothing made again or as little as a budget asks for."""
+        phases = self._cut_into(mode, sizes, between)
+        found = self.scale.weigh_within(phases, storage, budget)
+        return [Option(mode, storage, phases, weight, again) for again, weight in found]
+
+    def _cut_into(self, mode: str, sizes: TileSizes, between: Between) -> tuple[TilePhase, ...]:
+        key = mode, tuple(sizes.items()), between
         if key not in self._cut:
-            self._cut[key] = cut_tiles(self.walks, mode, sizes, self.machine)
-        return Option(mode, storage, self._cut[key], self.scale.weigh(self._cut[key], storage))
+            self._cut[key] = cut_tiles(self.walks, mode, sizes, self.machine, between=between)
+        return self._cut[key]
 
     @cached_property
     def _cut(self) -> dict[tuple[object, ...], tuple[TilePhase, ...]]:
         return {}
 
     def floor(self, storage: str) -> float:
-        """No tiles need less."""
-        first = next((sizes for family in _families(self, few=True) for sizes in family), {})
-        return self.scale.floor(cut_tiles(self.walks, self.modes[-1], first, self.machine), storage)
+        """No tiles need less of what usually lies between phases."""
+        return self.scale.floor(self._some_tiles(USUAL), storage)
+
+    def _some_tiles(self, between: Between, at: int = 0) -> tuple[TilePhase, ...]:
+        """Along one axis: few (0) or many (-1)."""
+        families = [family for family in _families(self, few=True) if family]
+        sizes = families[0][at] if families else {}
+        return self._cut_into(self.modes[0], sizes, between)
+
+    def between(self, storage: str, budget: float) -> list[Between]:
+        """What may lie between phases: as much as many tiles should leave room for, as few tiles, or half way."""
+        if storage != Storage.DEVICE or not self.train:
+            return [USUAL] if self.floor(storage) <= budget else []
+        found = levels(self.graph, self.scale.stock(self._some_tiles(USUAL)))
+        tried = sorted({min(len(found) - 1, round(GROWTH**k) - 1) for k in range(20)})
+        many = self._first_to_fit(found, tried, -1, budget)
+        few = self._first_to_fit(found, [at for at in tried if at >= many], 0, MARGIN * budget)
+        return [found[at] for at in sorted({many, (many + few) // 2, few})]
+
+    def _first_to_fit(self, found: Sequence[Between], tried: Sequence[int], tiles: int, budget: float) -> int:
+        """Of what may lie between phases, what leaves room for tiles; where nothing does, what leaves most."""
+        least: dict[int, float] = {}
+        for at in tried:
+            options = self.scale.weigh_within(self._some_tiles(found[at], tiles), Storage.DEVICE, budget)
+            least[at] = min(weight.total_bytes for _, weight in options)
+            if least[at] <= budget:
+                return at
+        return min(least, key=least.__getitem__)
 
     def smallest(self, storages: Sequence[str]) -> Fit | None:
         """The tiles that need least of all that are weighed."""
@@ -146,14 +193,15 @@ class TileSearch:
             return None
         most = [family[-1] for family in _families(self, few=False) if family]
         sizes = [*(each for family in _families(self, few=True) for each in family), *most]
-        options = [self.weigh(mode, each, storages[-1]) for each in sizes for mode in self.modes]
-        options = [o for o in options if o.tiles <= MOST_ISLANDS] or options[:1]
+        between = (self.between(storages[-1], 0.0) or [USUAL])[-1]
+        every = [o for size in sizes for mode in self.modes for o in self.weigh(mode, size, storages[-1], 0.0, between)]
+        options = [option for option in every if option.tiles <= MOST_ISLANDS] or every[:1]
         best = min(options, key=lambda o: (o.weight.total_bytes, o.weight.seconds), default=None)
         return self.rehearse(best) if best is not None else None
 
     def rehearse(self, option: Option) -> Fit:
         mode = "stream" if option.mode == "auto" else option.mode
-        schedule = make_schedule(self.graph, mode, option.phases, option.storage, self.train)
+        schedule = make_schedule(self.graph, mode, option.phases, option.storage, self.train, option.again)
         table = Rehearsals(schedule, self.graded if self.train else ())
         return Fit(schedule, predict(schedule, self.graded, table), table)
 
@@ -164,7 +212,7 @@ class TileSearch:
         if not self.train or _peak(fit) > budget:
             return fit
         best, low, high = fit, 0, len(keepable(fit.schedule)) + 1
-        weight = self.scale.weigh(fit.schedule.phases, fit.schedule.storage)
+        weight = self.scale.weigh(fit.schedule.phases, fit.schedule.storage, fit.schedule.remade)
         middle, above = weight.keep(budget)[0], inf  # `above`: what `high` of them need
         while high - low > 1 and (high - low - 1) * weight.kept_seconds > SAVED * weight.seconds:
             middle = min(max(middle, low + 1), high - 1)
@@ -188,6 +236,7 @@ class Option:
     storage: str
     phases: tuple[TilePhase, ...] = field(repr=False)
     weight: Weight
+    again: Again = KEPT
 
     def seconds(self, budget: float) -> float:
         """With as many tiles kept as fit."""
@@ -208,11 +257,8 @@ def fit_tiles(search: TileSearch, budget: int, storages: Sequence[str]) -> Fit |
         return None
     check_axes(search.graph, label_axes(search.graph), search.axes)
     for storage in storages:
-        if search.floor(storage) > budget:
-            continue
         for few in (True, False):
-            options = [o for family in _families(search, few=few) for o in _weighed(search, family, storage, budget)]
-            found = _fastest(search, options, budget)
+            found = _fastest(search, _options(search, storage, budget, few=few), budget)
             if found is not None:
                 try:
                     return search.dialled(found, budget)
@@ -222,11 +268,24 @@ def fit_tiles(search: TileSearch, budget: int, storages: Sequence[str]) -> Fit |
     return None
 
 
-def _weighed(search: TileSearch, family: Iterable[TileSizes], storage: str, budget: int) -> Iterator[Option]:
+def _options(search: TileSearch, storage: str, budget: int, *, few: bool) -> list[Option]:
+    """All tiles that are weighed."""
+    return [
+        option
+        for between in search.between(storage, budget)
+        for family in _families(search, few=few)
+        for option in _weighed(search, family, storage, budget, between)
+        if option.tiles <= MOST_ISLANDS
+    ]
+
+
+def _weighed(
+    search: TileSearch, family: Iterable[TileSizes], storage: str, budget: int, between: Between
+) -> Iterator[Option]:
     """Few tiles to many, until more of them fit and are no faster."""
     least, idle = inf, 0
     for sizes in family:
-        options = [search.weigh(mode, sizes, storage) for mode in search.modes]
+        options = [o for mode in search.modes for o in search.weigh(mode, sizes, storage, budget, between)]
         options = [o for o in options if o.tiles <= MOST_ISLANDS]
         yield from options
         seconds = min((o.seconds(budget) for o in options if o.weight.total_bytes <= budget), default=inf)

@@ -9,6 +9,8 @@ from .notation import format_schedule as format_schedule
 from .notation import parse_schedule as parse_schedule
 from .phase import TilePhase as TilePhase
 from .rules import check_schedule as check_schedule
+from .schedule import KEPT as KEPT
+from .schedule import Again as Again
 from .schedule import Islands as Islands
 from .schedule import Schedule as Schedule
 from .schedule import Seat as Seat

@@ -9,7 +9,8 @@ Rule S5   What is fetched is away, as it was when last written; fetching gives u
 Rule S6   Everything else is freed: before it is made again, and before the end.
 Rule S7   Inside an island a step reads only what an earlier step made, loaded or joined, and islands only read stored
           values as they say.
-Rule S8   Islands write every element of a stored value once before it is read; so do folds read theirs.
+Rule S8   Islands write every element of a stored value once before it is read, also where it is made once more; so do
+          folds read theirs.
 Rule S9   A halo is received just as its peer gave it, after that.
 Rule S10  A reduction is finished once, after the last island that adds to it, and before it is read.
 Rule S11  `Turn` comes once. Behind it the islands that made something have their `Backward`, once, with a record, after
@@ -179,6 +180,19 @@ def check_cover(schedule: Schedule) -> None:
         _check_covered(schedule, name, name, boxes.get(name, []), schedule.turn)
 
 
+def check_cover_again(schedule: Schedule) -> None:
+    """Rule S8, behind the turn."""
+    boxes: dict[str, list[Box]] = {}
+    for at, step in enumerate(schedule.steps[schedule.turn :], start=schedule.turn):
+        for name in _reads(schedule, step):
+            if name in boxes:
+                _check_covered(schedule, name, name, boxes.pop(name), at)
+        if isinstance(step, Run):
+            for one in schedule.islands[step.island].steps:
+                if isinstance(one, Store) and one.value in schedule.written[at]:
+                    boxes.setdefault(one.value, []).append(one.box)
+
+
 def _check_covered(schedule: Schedule, name: str, what: str, boxes: list[Box], at: int) -> None:
     owned = schedule.owned(name)
     if not covers_once([box for box in boxes if not box.empty], owned) and not owned.empty:
@@ -302,6 +316,7 @@ RULES: tuple[Callable[[Schedule], None], ...] = (
     check_order,
     check_islands,
     check_cover,
+    check_cover_again,
     check_halos,
     check_backward,
 )

@@ -5,7 +5,7 @@ Planners make schedules, the predictor and the executor walk them; `rules` says 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -105,27 +105,54 @@ class Schedule:
     @cached_property
     def written(self) -> dict[int, frozenset[str]]:
         """By step: what an island that runs writes. Before the turn all that it stores; behind it, where it runs once
-        more, what is read before it is freed."""
+        more, what was freed, and is read before it is freed again."""
+        root, wanted = _roots(self.graph), self._wanted
+        gone: dict[str, set[str]] = {}  # and not read since: the islands that have made their parts of it
         found: dict[int, frozenset[str]] = {}
-        root = _roots(self.graph)
-        read: set[str] = set()  # before it is freed or made again
-        for at in reversed(range(len(self.steps))):
+        for at, step in enumerate(self.steps):
+            match step:
+                case Run(island=name) if at < self.turn:
+                    found[at] = frozenset(self.islands[name].stores)
+                case Run(island=name):
+                    makes = {root[v] for v in self.islands[name].stores if name not in gone.get(root[v], (name,))}
+                    makes &= wanted[at]
+                    found[at] = frozenset(v for v in self.islands[name].stores if root[v] in makes)
+                    for value in makes:
+                        gone[value].add(name)
+                    for value in self.islands[name].reads(self.graph):
+                        gone.pop(root[value], None)
+                case Backward(island=name):
+                    for value in self.islands[name].reads_back(self.graph):
+                        gone.pop(root[value], None)
+                case Free(value=value):
+                    gone[value] = set()
+                case Move(value=value, store=Storage.DEVICE):
+                    gone.pop(value, None)
+        return found
+
+    @cached_property
+    def _wanted(self) -> dict[int, frozenset[str]]:
+        """By step behind the turn that runs an island: of what it stores, the memories that are read before they are
+        freed."""
+        root, read, found = _roots(self.graph), set[str](), dict[int, frozenset[str]]()
+        for at in reversed(range(self.turn, len(self.steps))):
             match self.steps[at]:
                 case Run(island=name):
-                    island = self.islands[name]
-                    stores = [v for v in island.stores if at < self.turn or root[v] in read]
-                    found[at] = frozenset(stores)
-                    read -= {root[v] for v in stores}
-                    read |= {root[v] for v in island.reads(self.graph)}
+                    found[at] = frozenset(root[v] for v in self.islands[name].stores) & read
+                    read |= {root[v] for v in self.islands[name].reads(self.graph)}
                 case Backward(island=name):
                     read |= {root[v] for v in self.islands[name].reads_back(self.graph)}
-                case Free(value=value):
-                    read.discard(value)
-                case Move(value=value, store=Storage.DEVICE):
+                case Free(value=value) | Move(value=value, store=Storage.DEVICE):
                     read.discard(value)
                 case Move(value=value):
                     read.add(value)
         return found
+
+    @cached_property
+    def remade(self) -> Again:
+        """Values that are freed before the turn, and made once more behind it, or more than once."""
+        runs = [(name, self.steps[at]) for at, names in self.written.items() if at > self.turn for name in names]
+        return Again(frozenset(name for name, _ in runs), len(runs) > len(set(runs)))
 
     def is_for_backward(self, at: int) -> bool:
         """Does an island run here for its backward alone, which comes next?"""
@@ -169,32 +196,92 @@ def _roots(graph: Graph) -> dict[str, str]:
     return found
 
 
+@dataclass(frozen=True)
+class Again:
+    """Stored values that go after their last reader forward, and are made once more for backward. `fleeting`: those
+    that are only made for others to be made go once more, and are made once more again for their own backward."""
+
+    values: frozenset[str] = frozenset()
+    fleeting: bool = False
+
+
+KEPT = Again()  # nothing is made again
+
+
 def phase_steps(
-    graph: Graph, phases: Sequence[TilePhase], *, train: bool, keep: frozenset[str] = frozenset()
+    graph: Graph,
+    phases: Sequence[TilePhase],
+    *,
+    train: bool,
+    keep: frozenset[str] = frozenset(),
+    again: Again = KEPT,
 ) -> tuple[ScheduleStep, ...]:
     """All phases in order and, to train, in reverse order: islands of `keep` have their records still, the others run
-    once more. What is stored goes after the last phase that reads it."""
+    once more. What is stored goes after the last phase that reads it, and is made again if `again` says so."""
     groups: list[Group] = []
     for phase in phases:
         steps = [*run_steps(phase, keep if train else frozenset()), *(Finish(fold.name) for fold in phase.folds)]
         groups.append((steps, forward_uses(phase)))
     groups.append(([Turn()], {*graph.outputs, *(new for _, new in graph.updates)}))
-    for phase in reversed(phases) if train else ():
-        groups.append((backward_steps(phase, keep), backward_uses(phase, keep)))
-    return with_frees(graph, phases, groups)
+    uses = [(read_uses(phase), backward_uses(phase, keep)) for phase in phases]
+    remade: dict[int, frozenset[str]] = {}
+    for at, made in backward_order([phase.stores for phase in phases], uses, again) if train else ():
+        if made:
+            remade[len(groups)] = made
+            groups.append((run_steps(phases[at], frozenset()), uses[at][0] | made))
+        else:
+            groups.append((backward_steps(phases[at], keep), uses[at][1]))
+    return with_frees(graph, phases, groups, remade)
 
 
 Group = tuple[Sequence[ScheduleStep], set[str]]  # steps, and the stored values that they use
 
 
-def with_frees(graph: Graph, phases: Sequence[TilePhase], groups: Sequence[Group]) -> tuple[ScheduleStep, ...]:
-    """What phases store goes after the last group that uses it; what is handed over stays."""
-    last = {name: at for at, (_, uses) in enumerate(groups) for name in uses if graph.value[name].kind.computed}
+def with_frees(
+    graph: Graph,
+    phases: Sequence[TilePhase],
+    groups: Sequence[Group],
+    remade: Mapping[int, frozenset[str]] | None = None,
+) -> tuple[ScheduleStep, ...]:
+    """What phases store goes after the last group that uses it, and after the last before one that makes it once more
+    (`remade`); what is handed over stays."""
+    last: dict[str, int] = {}
+    frees: set[tuple[str, int]] = set()
+    for at, (_, uses) in enumerate(groups):
+        frees |= {(name, last[name]) for name in (remade or {}).get(at, ())}
+        last |= {name: at for name in uses if graph.value[name].kind.computed}
+    frees |= set(last.items())
     stored = {name for phase in phases for name in phase.made} - {*graph.outputs, *(new for _, new in graph.updates)}
     found: list[ScheduleStep] = []
     for at, (steps, uses) in enumerate(groups):
-        found += [*steps, *(Free(name) for name in sorted(uses) if name in stored and last[name] == at)]
+        found += [*steps, *(Free(name) for name in sorted(uses) if name in stored and (name, at) in frees)]
     return tuple(found)
+
+
+def backward_order(
+    stores: Sequence[Collection[str]], reads: Sequence[tuple[set[str], set[str]]], again: Again
+) -> Iterator[tuple[int, frozenset[str]]]:
+    """What phases do behind the turn, in reverse order: a phase's backward, and before it those that run once more,
+    with what each of them makes for it. `stores`, `reads`: of each phase, what it stores, and what it reads forward and
+    backward."""
+    maker = {name: at for at, names in enumerate(stores) for name in names if name in again.values}
+    there, served = set[str](), set[str]()  # made; read by a backward since
+
+    def make(names: set[str]) -> Iterator[tuple[int, frozenset[str]]]:
+        for name in sorted(names & maker.keys()):
+            if name not in there:
+                at = maker[name]
+                made = {n for n in stores[at] if n in maker and (n in names or not again.fleeting)} - there
+                there.update(made)
+                yield from make(reads[at][0])
+                yield at, frozenset(made)
+
+    for at in reversed(range(len(stores))):
+        yield from make(reads[at][1])
+        served |= reads[at][1]
+        if again.fleeting:
+            there &= served
+        yield at, frozenset()
 
 
 def run_steps(phase: TilePhase, keep: frozenset[str]) -> list[ScheduleStep]:
@@ -202,8 +289,12 @@ def run_steps(phase: TilePhase, keep: frozenset[str]) -> list[ScheduleStep]:
 
 
 def forward_uses(phase: TilePhase) -> set[str]:
+    return read_uses(phase) | set(phase.made)
+
+
+def read_uses(phase: TilePhase) -> set[str]:
     beside = {name for fold in phase.folds for name in fold.reads[1:]}
-    return {*phase.boxed, *phase.whole, *phase.made, *beside}
+    return {*phase.boxed, *phase.whole, *beside}
 
 
 def backward_uses(phase: TilePhase, keep: frozenset[str]) -> set[str]:

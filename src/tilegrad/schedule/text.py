@@ -88,6 +88,7 @@ def plan_to_json(schedule: Schedule) -> dict[str, Any]:
         "runs": len(schedule.runs),
         "kept": sorted(schedule.kept),
         "again": _reruns(schedule),
+        "remade": sorted(schedule.remade.values),
         "offloaded": _offloaded(schedule),
     }
 
@@ -110,6 +111,13 @@ def _offloaded(schedule: Schedule) -> list[str]:
 
 def _format_again(schedule: Schedule) -> list[str]:
     lines, again, moved = [], _reruns(schedule), _offloaded(schedule)
+    remade = [name for phase in schedule.phases for name in phase.stores if name in schedule.remade.values]
+    if remade:
+        size = sum(schedule.graph.type(name).bytes for name in remade)
+        often = ", some more than once" if schedule.remade.fleeting else ""
+        lines.append(
+            f"again       {len(remade)} stored values, {format_bytes(size)}, for backward{often}: {_some(remade)}"
+        )
     if again:
         lines.append(f"again       {sum(again.values())} runs of {len(again)} nodes: {_some(again)}")
     if moved:

@@ -81,7 +81,8 @@ def measure_time(schedule: Schedule, seconds: Mapping[str, float] | None, machin
         match step:
             case Run(island=name):
                 island = schedule.islands[name]
-                spent = clock.forward(island, at > schedule.turn and schedule.is_for_backward(at))
+                again = at > schedule.turn
+                spent = clock.forward(island, again, again and schedule.is_for_backward(at))
                 if there:
                     reads = {roots.root[v] for v in island.reads(schedule.graph)}
                     wait = max((there.get(v, 0.0) for v in reads), default=0.0)
@@ -123,7 +124,7 @@ class _Known:
     def __init__(self, seconds: Mapping[str, float]):
         self.seconds = seconds
 
-    def forward(self, island: Island, again: bool) -> Spent:
+    def forward(self, island: Island, again: bool, alone: bool) -> Spent:
         return Spent(0.0, sum(self.seconds[node] for node in island.nodes))
 
     def backward(self, island: Island) -> Spent:
@@ -137,23 +138,26 @@ class _Counted:
         self.graph, self.machine = schedule.graph, machine
         self.far = schedule.storage != Storage.DEVICE
         self.moved = 0
-        self._known: dict[Hashable, tuple[Spent, Spent, Spent, int]] = {}
+        self._known: dict[Hashable, tuple[Spent, Spent, Spent, Spent, int]] = {}
 
-    def forward(self, island: Island, again: bool) -> Spent:
-        seconds, unread, _, moved = self._count(island)
+    def forward(self, island: Island, again: bool, alone: bool) -> Spent:
+        """`again`: folds are made already; `alone`: it runs for its backward alone."""
+        seconds, folds, unread, _, moved = self._count(island)
         self.moved += moved
-        return seconds.plus(unread, -1.0) if again else seconds
+        seconds = seconds if again else seconds.plus(folds)
+        return seconds.plus(unread, -1.0) if alone else seconds
 
     def backward(self, island: Island) -> Spent:
-        _, _, seconds, moved = self._count(island)
+        _, _, _, seconds, moved = self._count(island)
         self.moved += moved
         return seconds
 
-    def _count(self, island: Island) -> tuple[Spent, Spent, Spent, int]:
-        """Forward, what of that need not run again, backward, and the bytes moved to or from elsewhere."""
+    def _count(self, island: Island) -> tuple[Spent, Spent, Spent, Spent, int]:
+        """Forward but for folds, folds, what need not run for backward alone, backward, and the bytes moved to or from
+        elsewhere."""
         key = shape_of(island)
         if key not in self._known:
-            forward = back = skipped = FREE
+            forward = back = folds = skipped = FREE
             unread = unread_nodes(self.graph, island)
             moved, call = 0, call_of_python(self.machine)
             more = Spent(0.0, MORE_KERNELS * call.device)
@@ -176,13 +180,13 @@ class _Counted:
                     case Fold(node=name, box=box):
                         value = self.graph.node[name].reads[0]
                         passed = 2 * box.volume * self.graph.type(value).item_bytes / self.machine.bytes_per_s
-                        forward = forward.plus(Spent(0.0, passed)).plus(call, FOLDS)
+                        folds = folds.plus(Spent(0.0, passed)).plus(call, FOLDS)
                         back = back.plus(Spent(0.0, 2 * passed)).plus(call, FOLDS)
                     case Load(value=value, box=box) | Store(value=value, box=box):
                         if self.far and self.graph.value[value].kind.computed and len(box) > 2:
                             moved += box.volume * self.graph.type(value).item_bytes
             link = Spent(0.0, moved / min(self.machine.to_host_per_s, self.machine.from_host_per_s))
-            self._known[key] = (forward.plus(link), skipped, back.plus(link), moved)
+            self._known[key] = (forward.plus(link), folds, skipped, back.plus(link), moved)
         return self._known[key]
 
 

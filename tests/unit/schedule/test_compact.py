@@ -17,8 +17,8 @@ from tilegrad.importers import export_module
 from tilegrad.ir import Graph, Kind
 from tilegrad.planners import plan_keep, plan_plain, plan_tiles
 from tilegrad.planners.mixed import cut_graph, join_schedules
-from tilegrad.planners.tiling import keep_last
-from tilegrad.schedule import Schedule, format_schedule, fuse, pack_schedule, unpack_schedule
+from tilegrad.planners.tiling import keep_last, make_schedule
+from tilegrad.schedule import Again, Schedule, format_schedule, fuse, pack_schedule, unpack_schedule
 from tilegrad.sim.training import training_graph
 
 
@@ -58,6 +58,9 @@ def test_tiles(mode: str, storage: str, train: bool) -> None:
     same(schedule)
     if train:
         same(keep_last(schedule, 3))
+        again = Again(frozenset(v for phase in schedule.phases for v in phase.stores) - {*graph.outputs}, True)
+        found = make_schedule(graph, schedule.mode, schedule.phases, storage, True, again)
+        assert same(found).remade == found.remade != Again()
     same(plan_plain(graph, train=train))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
@@ -36,7 +37,9 @@ from tilegrad.errors import InternalError
 from tilegrad.importers import export_module
 from tilegrad.ir import Graph, Kind
 from tilegrad.planners import plan_keep, plan_tiles
+from tilegrad.planners.tiling import make_schedule
 from tilegrad.schedule import (
+    Again,
     Backward,
     Compute,
     Finish,
@@ -46,6 +49,7 @@ from tilegrad.schedule import (
     Move,
     Run,
     Schedule,
+    ScheduleStep,
     Store,
     Turn,
     check_schedule,
@@ -69,6 +73,13 @@ def tiles(mode: str = "stream", *, train: bool = True) -> Schedule:
 
 
 @cache
+def remade() -> Schedule:
+    """The first convolution's output is made again for backward."""
+    found = tiles()
+    return make_schedule(found.graph, found.mode, found.phases, found.storage, True, Again(frozenset({FIRST})))
+
+
+@cache
 def whole(*, apart: bool = True) -> Schedule:
     graph = network()
     plan = plan_keep(training_graph(graph, [v.name for v in graph.of_kind(Kind.INPUT, Kind.PARAMETER)]))
@@ -88,10 +99,33 @@ def test_tiles_are_sound(mode: str, train: bool) -> None:
     assert any(island.joins for island in schedule.islands.values()) == (mode == "stream")
 
 
+def test_what_is_made_again_is_sound() -> None:
+    schedule = remade()
+    check_schedule(schedule)
+    assert schedule.remade == Again(frozenset({FIRST})) and tiles().remade == Again()
+    assert schedule.steps.count(Free(FIRST)) == 2 and schedule.steps.count(Run("0:0,1")) == 2
+
+
 @pytest.mark.parametrize("apart", [False, True])
 def test_fused_plans_are_sound(apart: bool) -> None:
     check_schedule(whole(apart=apart))
     assert (len(whole(apart=apart).islands) > 1) == apart
+
+
+@pytest.mark.parametrize(
+    ("rule", "gone"),
+    [
+        ("S8", lambda step, behind: behind and step == Run("0:0,1")),
+        ("S1", lambda step, behind: behind and isinstance(step, Run) and step.island[0] == "0" and not step.keep),
+        ("S6", lambda step, behind: behind and step == Free(FIRST)),
+    ],
+    ids=["one tile of it missing", "never made again", "never freed"],
+)
+def test_what_is_made_again_is_whole(rule: str, gone: Callable[[ScheduleStep, bool], bool]) -> None:
+    schedule = remade()
+    left = tuple(step for at, step in enumerate(schedule.steps) if not gone(step, at > schedule.turn))
+    with pytest.raises(InternalError, match=f"rule {rule}"):
+        check_schedule(replace(schedule, steps=left))
 
 
 # -- broken ------------------------------------------------------------------------------------------------------------

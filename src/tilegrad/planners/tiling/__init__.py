@@ -1,5 +1,8 @@
 """Tiles of given sizes as a schedule: phases, seams, and how many tiles are kept."""
 
+from .again import USUAL as USUAL
+from .again import Between as Between
+from .again import levels as levels
 from .cut import TileSizes as TileSizes
 from .cut import cut_tiles as cut_tiles
 from .cut import keep_last as keep_last

@@ -11,8 +11,9 @@ from ...bounds import Axes, Cuts, Line, Spans, Tiling, check_axes, tile_line
 from ...errors import GridError
 from ...ir import Graph
 from ...region import cuts_of_count, cuts_of_size
-from ...schedule import Islands, Schedule, Storage, TilePhase, phase_steps
+from ...schedule import KEPT, Again, Islands, Schedule, Storage, TilePhase, phase_steps
 from ...sim.machine import CPU, Machine
+from .again import USUAL, Between
 from .seams import Seams, held_bytes
 from .walks import UncutPhase, Walks
 
@@ -44,9 +45,14 @@ def plan_tiles(
 
 
 def cut_tiles(
-    walks: Walks, mode: str, tile: TileSizes, machine: Machine = CPU, carried: Collection[str] | None = None
+    walks: Walks,
+    mode: str,
+    tile: TileSizes,
+    machine: Machine = CPU,
+    carried: Collection[str] | None = None,
+    between: Between = USUAL,
 ) -> tuple[TilePhase, ...]:
-    """The phases of `plan_tiles`."""
+    """The phases of `plan_tiles`. `between`: what lies between them."""
     graph, axes = walks.graph, walks.axes
     check_axes(graph, axes, tuple(tile))
     for axis, size in tile.items():
@@ -55,11 +61,18 @@ def cut_tiles(
     lengths = {axis: _length(graph, axes, axis) for axis in tile}
     shares = {axis: size / lengths[axis] for axis, size in tile.items()}
     chosen = mode == "auto"
-    return _Tiles(walks, "stream" if chosen else mode, shares, machine, chosen, carried).phases()
+    return _Tiles(walks, "stream" if chosen else mode, shares, machine, chosen, carried, between).phases()
 
 
-def make_schedule(graph: Graph, mode: str, phases: tuple[TilePhase, ...], storage: str, train: bool) -> Schedule:
-    steps = phase_steps(graph, phases, train=train)
+def make_schedule(
+    graph: Graph,
+    mode: str,
+    phases: tuple[TilePhase, ...],
+    storage: str,
+    train: bool,
+    again: Again = KEPT,
+) -> Schedule:
+    steps = phase_steps(graph, phases, train=train, again=again)
     return Schedule(graph, mode, phases, storage, steps=steps, islands=Islands(phases))
 
 
@@ -72,7 +85,8 @@ def keep_last(schedule: Schedule, count: int) -> Schedule:
     """The same tiles, of which the last ones are not run again: they are needed first in backward and live shortest."""
     names = keepable(schedule)
     keep = frozenset(names[len(names) - count :])
-    return replace(schedule, steps=phase_steps(schedule.graph, schedule.phases, train=schedule.trains, keep=keep))
+    steps = phase_steps(schedule.graph, schedule.phases, train=schedule.trains, keep=keep, again=schedule.remade)
+    return replace(schedule, steps=steps)
 
 
 def _length(graph: Graph, axes: Axes, axis: str) -> int:
@@ -91,15 +105,17 @@ class _Tiles:
     machine: Machine = CPU
     chosen: bool = False  # are seams chosen?
     carried: Collection[str] | None = None
+    between: Between = USUAL
     wide: set[str] = field(default_factory=set)  # values of which tiles would hold too much
 
     def phases(self) -> tuple[TilePhase, ...]:
         """Where halos outweigh a value, plans are also made in which it is kept whole; the smallest of all is taken."""
-        stored: set[str] = set()
+        stored, fluid = set(self.between.stored), self.between.fluid
         found: list[tuple[TilePhase, ...]] = []
         for _ in range(MOST_ROUNDS):
             self.wide = set()
-            parts = self.walks.parts(tuple(self.shares), complete=self.mode == "stream", stored=frozenset(stored))
+            complete, kept = self.mode == "stream", frozenset(stored)
+            parts = self.walks.parts(tuple(self.shares), complete=complete, stored=kept, fluid=fluid)
             found.append(tuple(p if isinstance(p, TilePhase) else self._cut(p) for p in parts))
             if not self.chosen or self.wide <= stored:
                 break

@@ -48,17 +48,23 @@ class Walks:
         self.axes: Axes = label_axes(self.graph)
 
     def parts(
-        self, tiled: tuple[str, ...], *, complete: bool, stored: frozenset[str] = frozenset()
+        self,
+        tiled: tuple[str, ...],
+        *,
+        complete: bool,
+        stored: frozenset[str] = frozenset(),
+        fluid: frozenset[str] = frozenset(),
     ) -> tuple[UncutPhase | TilePhase, ...]:
-        """Walks along these axes, and phases of whole nodes between them. `complete`, `stored`: see `sort_nodes`."""
-        key = (tiled, complete, stored)
+        """Walks along these axes, and phases of whole nodes between them. `complete`, `stored`: see `sort_nodes`.
+        `fluid`: values that are run again where they are read, though that is dear."""
+        key = (tiled, complete, stored, fluid)
         if key not in self._known:
             roles = sort_nodes(self.graph, self.axes, tiled, complete=complete, stored=stored)
-            self._known[key] = tuple(self._sorted(roles, stored))
+            self._known[key] = tuple(self._sorted(roles, stored, fluid))
         return self._known[key]
 
-    def _sorted(self, roles: Roles, stored: Collection[str]) -> list[UncutPhase | TilePhase]:
-        kept, replays = _keep(self.graph, roles, stored)
+    def _sorted(self, roles: Roles, stored: Collection[str], fluid: Collection[str]) -> list[UncutPhase | TilePhase]:
+        kept, replays = _keep(self.graph, roles, stored, fluid)
         found: list[UncutPhase | TilePhase] = []
         for number in sorted(set(roles.phase.values())):
             own = [n for n in self.graph.nodes if roles.phase[n.name] == number]
@@ -85,8 +91,11 @@ class Walks:
         return UncutPhase(number, tuple(nodes), folds, stores, sinks, boxed, tuple(whole), roles.whole, lines)
 
 
-def _keep(graph: Graph, roles: Roles, stored: Collection[str]) -> tuple[set[str], dict[int, set[str]]]:
-    """Which computed values are stored whole (`stored` certainly), and which nodes run again in which later phase."""
+def _keep(
+    graph: Graph, roles: Roles, stored: Collection[str], fluid: Collection[str]
+) -> tuple[set[str], dict[int, set[str]]]:
+    """Which computed values are stored whole (`stored` certainly, `fluid` only where they must be), and which nodes run
+    again in which later phase."""
     kept = {name for name in graph.outputs if name in graph.producer}
     kept |= {new for _, new in graph.updates if new in graph.producer}
     replays: dict[int, set[str]] = {}
@@ -97,7 +106,7 @@ def _keep(graph: Graph, roles: Roles, stored: Collection[str]) -> tuple[set[str]
             return
         local = roles.part[maker.name] is NodePart.LOCAL
         free = value not in graph.outputs and value not in stored
-        if local and reader is not NodePart.WHOLE and free and works_cheaply(graph, maker):
+        if local and reader is not NodePart.WHOLE and free and (value in fluid or works_cheaply(graph, maker)):
             if maker.name not in replays.setdefault(number, set()):
                 replays[number].add(maker.name)
                 for i, name in enumerate(maker.reads):

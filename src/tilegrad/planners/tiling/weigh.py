@@ -9,8 +9,8 @@ This is for choosing. What is chosen is rehearsed, and the rehearsal is what a p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
@@ -21,50 +21,16 @@ from ...bounds import Tiling, call_of, needed_gradients
 from ...ir import Graph, Kind, Node, Phase
 from ...kernels import Fused, with_kernels
 from ...ops import find
-from ...schedule import Storage, TilePhase
-from ...schedule.schedule import backward_uses, forward_uses
+from ...schedule import KEPT, Again, Storage, TilePhase
 from ...schedule.whole import roots_of
 from ...sim.clock import CALLS, FOLDS, FREE, JOIN, MORE_KERNELS, Spent, call_of_python, whole_seconds
 from ...sim.machine import Machine
 from ...sim.training import training_graph
+from .again import HeldBytes, Running, Sizes, Stock
 from .walks import whole_phase
+from .weight import Weight, Weights
 
-Sizes = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Weight:
-    """What tiles are estimated to need."""
-
-    total_bytes: float
-    cost: Spent
-    turn_bytes: float  # when backward begins, besides what records hold
-    stored_bytes: float  # before that, besides what was there at first
-    kept_bytes: Sizes = field(repr=False)  # what each tile's record holds, in the order they run, where it could stay
-    kept_cost: Spent  # what that saves, a tile
-    elapsed: Callable[[float, float], float] = field(repr=False)  # seconds of what host and device have to do
-
-    @property
-    def seconds(self) -> float:
-        return self.elapsed(*self.cost)
-
-    @property
-    def kept_seconds(self) -> float:
-        """What it saves to keep a tile."""
-        return self.elapsed(*self.kept_cost)
-
-    def keep(self, budget: float) -> tuple[int, float]:
-        """How many of the last tiles can be kept, and the seconds that are left."""
-        if not len(self.kept_bytes) or self.turn_bytes > budget:
-            return 0, self.seconds
-        held = np.cumsum(self.kept_bytes[::-1])
-        count = int(np.searchsorted(held, budget - self.turn_bytes, side="right"))
-        return count, self.elapsed(*self.cost.plus(self.kept_cost, -count))
-
-    def with_kept(self, count: int) -> float:
-        """Bytes with so many tiles kept."""
-        held = float(self.kept_bytes[len(self.kept_bytes) - count :].sum())
-        return max(self.total_bytes, self.turn_bytes + held)
+SURE = 0.92  # of a budget: what is weighed so should fit it
 
 
 @dataclass(frozen=True)
@@ -103,6 +69,8 @@ class Scale:
         self.needs = needed_gradients(graph, self.graded) if self.graded else frozenset[str]()
         self._moments: dict[tuple[object, ...], _Moments] = {}
         self._cost: dict[str, tuple[float, float]] = {}
+        self._stocks: dict[object, Stock] = {}
+        self._ladders: dict[int, list[HeldBytes]] = {}
 
     @cached_property
     def _trained(self) -> Graph:
@@ -223,21 +191,52 @@ class Scale:
 
     # -- tiles ---------------------------------------------------------------------------------------------------------
 
-    def weigh(self, phases: Sequence[TilePhase], storage: str = Storage.DEVICE) -> Weight:
+    def weigh(self, phases: Sequence[TilePhase], storage: str = Storage.DEVICE, again: Again = KEPT) -> Weight:
         near = storage == Storage.DEVICE
-        before, after = self._held_between(phases, near)
+        return self._weights(phases, near)(self.stock(phases, near).held(again))
+
+    def weigh_within(self, phases: Sequence[TilePhase], storage: str, budget: float) -> list[tuple[Again, Weight]]:
+        """Ways to fit a budget, and some percent less: nothing is made again where that fits; else as little as may be.
+        Where nothing fits, what needs least."""
+        near = storage == Storage.DEVICE
+        stock, weights = self.stock(phases, near), self._weights(phases, near)
+        kept = weights(stock.held())
+        if kept.total_bytes <= SURE * budget or not (near and self.train and stock.choices):
+            return [(KEPT, kept)]
+        rungs = self._rungs(stock, weights.running)
+        peaks = [weights.running.peak(held) for held in rungs]
+        limits = (budget, SURE * budget, SURE * SURE * budget)
+        chosen = {next((at for at, peak in enumerate(peaks) if peak <= limit), _least(peaks)) for limit in limits}
+        return [(rungs[at].again, weights(rungs[at])) for at in sorted(chosen)]
+
+    def _rungs(self, stock: Stock, running: Running) -> list[HeldBytes]:
+        if id(stock) not in self._ladders:
+            self._ladders[id(stock)] = stock.rungs(running)
+        return self._ladders[id(stock)]
+
+    def stock(self, phases: Sequence[TilePhase], near: bool = True) -> Stock:
+        """The same for all tiles of the same walks."""
+        key = (near, tuple((phase.number, phase.stores, phase.boxed, phase.whole) for phase in phases))
+        if key not in self._stocks:
+            self._stocks[key] = Stock(self.graph, phases, self.needs, self.graded, train=self.train, near=near)
+        return self._stocks[key]
+
+    def _weights(self, phases: Sequence[TilePhase], near: bool) -> Weights:
+        count = len(phases)
+        forward_b, backward_b, halos = (np.zeros(count) for _ in range(3))
+        replay_s = np.zeros((count, 2))
         cost = again = FREE
-        peak = halos = turn = 0.0
+        turn = 0.0
         kept: list[Sizes] = []
         for at, phase in enumerate(phases):
             table = self.moments(phase)
             whole = np.array([size for _, size in table.memories], float)[:, None]
             sizes, kinds = self._tiles(phase, phase.forward)
             bytes_ = whole * sizes
-            halos += self._halos(phase) if near else 0.0
+            halos[at] = self._halos(phase) if near else 0.0
             fetched = 0.0 if near else self._fetched(phase, phase.boxed)
-            peak = max(peak, before[at] + halos + fetched + float((table.plain @ bytes_).max(initial=0.0)))
-            forward, once, backward, link = self._seconds(phase, near)
+            forward_b[at] = fetched + float((table.plain @ bytes_).max(initial=0.0))
+            forward, replay_s[at], once, backward, link = self._seconds(phase, near)
             cost = cost.plus(forward).plus(link)
             if self.train:
                 if phase.backward is not phase.forward:
@@ -246,21 +245,22 @@ class Scale:
                     (table.graded @ bytes_).max(0, initial=0.0), (table.back @ bytes_).max(0, initial=0.0)
                 )
                 fetched += 0.0 if near else self._fetched(phase, phase.stores)  # their gradients
-                peak = max(peak, after[at] + halos + fetched + float(most.max(initial=0.0)))
+                backward_b[at] = fetched + float(most.max(initial=0.0))
                 cost = cost.plus(once).plus(backward).plus(link, 2)
                 saved = table.saved @ bytes_
-                turn = after[at] + float((most - saved).max(initial=0.0))
+                turn = float((most - saved).max(initial=0.0))
                 if phase.backward is phase.forward:
                     kept.append(saved[kinds])
                     again = again.plus(once)
         records = np.concatenate(kept) if kept else np.zeros(0)
-        stored = float(before[-1]) - self.outside + halos if phases else 0.0
+        total = float(halos.sum())
+        running = Running(forward_b + np.cumsum(halos), backward_b + total, forward_b + total, replay_s)
         saves = FREE.plus(again, 1 / max(1, len(records)))
-        return Weight(peak, cost, turn + halos, stored, records, saves, self.machine.elapsed)
+        return Weights(running, cost, turn + total, total - self.outside, records, saves, self.machine.elapsed)
 
     def floor(self, phases: Sequence[TilePhase], storage: str) -> float:
         """What is there between phases: no tiles of these walks need less."""
-        return max(float(each.max(initial=0.0)) for each in self._held_between(phases, storage == Storage.DEVICE))
+        return self.stock(phases, storage == Storage.DEVICE).floor
 
     def _tiles(self, phase: TilePhase, tiling: Tiling | None) -> tuple[Sizes, NDArray[np.int64]]:
         """Of each memory the share that a tile holds: a column for each kind of tile; and which kind each tile is."""
@@ -301,38 +301,15 @@ class Scale:
         beyond = (_whole(tiling, name, "held") - _whole(tiling, name, "own") for name in names)
         return sum(self.graph.type(name).bytes * share for name, share in zip(names, beyond, strict=True))
 
-    def _held_between(self, phases: Sequence[TilePhase], near: bool) -> tuple[Sizes, Sizes]:
-        """What is there besides tiles and halos while each phase runs, forward and backward."""
-        graph, turn = self.graph, len(phases)
-        handed = {*graph.outputs, *(new for _, new in graph.updates)}
-        first = {name: at for at, phase in reversed([*enumerate(phases)]) for name in phase.made}
-        last_read = {name: at for at, phase in enumerate(phases) for name in (*phase.boxed, *phase.whole)}
-        lasts = dict(first)  # the last use, forward and then backward
-        groups = [forward_uses(p) for p in phases]
-        groups += [backward_uses(p, frozenset()) for p in reversed(phases)] if self.train else []
-        for at, uses in enumerate(groups):
-            lasts |= {name: at for name in uses if name in lasts}
-        before, after = np.full(turn, float(self.outside)), np.full(turn, float(self.outside))
-        for name, at in first.items():
-            shape, stays = graph.shape(name), name in handed
-            if near or stays or len(shape) <= 2:
-                size, last = graph.type(name).bytes, 2 * turn if stays else lasts[name]
-                before[at : last + 1] += size
-                after[max(0, 2 * turn - 1 - last) :] += size
-                if name in self.needs:
-                    after[at : turn if name in graph.outputs else last_read.get(name, at) + 1] += size
-        for name in self.graded:  # a weight's gradient is there from the last phase that reads it on
-            after[: last_read.get(name, turn - 1) + 1] += graph.type(name).bytes
-        return before, after
-
     # -- seconds -------------------------------------------------------------------------------------------------------
 
-    def _seconds(self, phase: TilePhase, near: bool) -> tuple[Spent, Spent, Spent, Spent]:
-        """Forward, again, backward, and the link to where halos and stored values are kept."""
+    def _seconds(self, phase: TilePhase, near: bool) -> tuple[Spent, Spent, Spent, Spent, Spent]:
+        """Forward, once more to make what it stores, once more for backward, backward, and the link to where halos and
+        stored values are kept."""
         machine, graph, tiling = self.machine, self.graph, phase.forward
         read = {name for node in phase.nodes for name in node.reads}
-        call = call_of_python(machine)
-        forward = back = skipped = moved = calls = runs = 0.0
+        call, folds = call_of_python(machine), FREE
+        forward = back = skipped = moved = calls = back_calls = runs = 0.0
         for node in phase.nodes:
             once, factor = self._node_seconds(node)
             share = _whole(tiling, node.outputs[0], "own") if tiling is not None else 1.0
@@ -352,16 +329,23 @@ class Scale:
                 back += copied
                 moved += 2 * size * (held - share)
         for fold in phase.folds:
-            calls += FOLDS * (_runs(tiling, fold.reads[0]) if tiling is not None else 1)
+            fold_calls = FOLDS * (_runs(tiling, fold.reads[0]) if tiling is not None else 1)
             passed = 2 * graph.type(fold.reads[0]).bytes / machine.bytes_per_s
-            forward += passed
+            folds = folds.plus(Spent(0.0, passed)).plus(call, fold_calls)
             back += 2 * passed
+            back_calls += fold_calls
         stored = {v for v in (*phase.boxed, *phase.stores) if graph.value[v].kind.computed and len(graph.shape(v)) > 2}
         moved += sum(graph.type(v).bytes for v in stored)
         link = 0.0 if near else moved / min(machine.to_host_per_s, machine.from_host_per_s)
         back += MORE_KERNELS * runs * call.device
-        found = [Spent(0.0, spent).plus(call, calls) for spent in (forward, forward - skipped, back)]
-        return found[0], found[1], found[2], Spent(0.0, link)
+        again = Spent(0.0, forward).plus(call, calls)
+        return (
+            again.plus(folds),
+            again,
+            again.plus(Spent(0.0, skipped), -1),
+            Spent(0.0, back).plus(call, calls + back_calls),
+            Spent(0.0, link),
+        )
 
     def _node_seconds(self, node: Node) -> tuple[float, float]:
         if node.name not in self._cost:
@@ -383,3 +367,7 @@ def _runs(tiling: Tiling, name: str) -> int:
     """How many tiles make a part of a value."""
     tracks = (tiling.spans[axis].own.get(name) for axis in tiling.tiled)
     return prod(int(np.count_nonzero(track.sizes)) for track in tracks if track is not None)
+
+
+def _least(peaks: Sequence[float]) -> int:
+    return min(range(len(peaks)), key=peaks.__getitem__)

@@ -1,0 +1,92 @@
+"""What lies between phases: the books of what is made again agree with the schedule's, and budgets are met by it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tilegrad.bounds import lower_graph
+from tilegrad.importers import export_module
+from tilegrad.ir import Graph, Kind
+from tilegrad.models import NETWORKS, example_shape
+from tilegrad.planners import TileSearch
+from tilegrad.planners.tile import fit_tiles
+from tilegrad.planners.tiling import Between, Scale, Walks, cut_tiles, levels, make_schedule
+from tilegrad.planners.tiling.again import block_inputs
+from tilegrad.schedule import Again, Run, Storage, check_schedule
+from tilegrad.schedule.text import format_plan, plan_to_json
+from tilegrad.sim.clock import measure_time
+from tilegrad.sim.machine import CPU
+from tilegrad.sim.predict import predict
+
+
+def lowered(name: str, size: int = 128) -> tuple[Graph, tuple[str, ...]]:
+    net = NETWORKS[name](width=0.25).train()
+    graph = lower_graph(export_module(net, (torch.zeros(example_shape(name, size)),), {}).graph)
+    return graph, tuple(v.name for v in graph.of_kind(Kind.PARAMETER))
+
+
+@pytest.mark.parametrize("fleeting", [False, True])
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_weighed_as_predicted(every: int, fleeting: bool) -> None:
+    graph, graded = lowered("resnet18")
+    phases, scale = cut_tiles(Walks(graph), "auto", {"h": 32}, CPU), Scale(graph, graded, True, CPU)
+    again = Again(frozenset(scale.stock(phases).choices[::every]), fleeting)
+    schedule = make_schedule(graph, "stream", phases, Storage.DEVICE, True, again)
+    weight = scale.weigh(phases, Storage.DEVICE, again)
+    assert weight.total_bytes == pytest.approx(predict(schedule, graded).total_bytes, rel=0.1)
+    assert weight.seconds == pytest.approx(measure_time(schedule, None, CPU).total_s, rel=0.3)
+    assert schedule.remade.values == again.values
+
+
+def test_none_is_made_twice_unless_fleeting() -> None:
+    graph, graded = lowered("resnet18", 64)
+    phases = cut_tiles(Walks(graph), "auto", {"h": 32}, CPU)
+    values = frozenset(Scale(graph, graded, True, CPU).stock(phases).choices)
+    for fleeting in (False, True):
+        steps = make_schedule(graph, "stream", phases, Storage.DEVICE, True, Again(values, fleeting)).steps
+        most = max(steps.count(Run(name)) for name in (phase.name((0,)) for phase in phases if phase.tiled))
+        assert (most > 2) == fleeting
+
+
+def test_rungs_need_less_and_less() -> None:
+    graph, graded = lowered("resnet50")
+    phases, scale = cut_tiles(Walks(graph), "auto", {"h": 32}, CPU), Scale(graph, graded, True, CPU)
+    base = scale.weigh(phases)
+    tight = scale.weigh_within(phases, Storage.DEVICE, 0.0)[-1][1]
+    assert scale.floor(phases, Storage.DEVICE) <= tight.total_bytes < base.total_bytes and tight.seconds > base.seconds
+    for share in (0.2, 0.5, 0.8):
+        budget = tight.total_bytes + share * (base.total_bytes - tight.total_bytes)
+        found = scale.weigh_within(phases, Storage.DEVICE, budget)
+        assert found[0][1].total_bytes <= budget and found[0][1].seconds <= tight.seconds
+
+
+def test_levels_store_inputs_of_blocks() -> None:
+    graph, graded = lowered("resnet18")
+    walks, scale = Walks(graph), Scale(graph, graded, True, CPU)
+    stock = scale.stock(cut_tiles(walks, "auto", {"h": 32}, CPU))
+    assert block_inputs(graph)[:3] == ["max_pool2d", "relu__2", "relu__4"]
+    found = levels(graph, stock)
+    assert found[0] == Between() and found[1] == Between(frozenset({"max_pool2d"}), frozenset({"conv2d"}))
+    phases = cut_tiles(walks, "auto", {"h": 32}, CPU, between=found[2])
+    stores = {name for phase in phases for name in phase.stores}
+    assert found[2].fluid.isdisjoint(stores) and found[2].stored <= stores
+
+
+def test_budgets_are_met() -> None:
+    """Far less than what all stored values need: a plan, checked, in words; more memory is no slower."""
+    graph, graded = lowered("resnet18", 256)
+    search = TileSearch(graph, ("h", "w"), "auto", graded, True, lambda: 0, CPU)
+    kept = search.scale.weigh(cut_tiles(search.walks, "auto", {"h": 32}, CPU)).total_bytes
+    floor = search.scale.outside + sum(graph.type(name).bytes for name in graded)  # and the gradients of weights
+    seconds = float("inf")
+    for share in (0.6, 0.75, 0.9):
+        budget = int(floor + share * (kept - floor))
+        fit = fit_tiles(search, budget, [Storage.DEVICE])
+        assert fit is not None and fit.prediction.total_bytes <= budget
+        check_schedule(fit.schedule)
+        assert fit.seconds(search) <= 1.05 * seconds
+        seconds = min(seconds, fit.seconds(search))
+        if fit.schedule.remade.values:
+            assert "stored values" in format_plan(fit.schedule)
+        assert plan_to_json(fit.schedule)["remade"] == sorted(fit.schedule.remade.values)
