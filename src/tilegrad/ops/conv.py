@@ -16,6 +16,7 @@ from .base import Call, Op, Place, Reads, Sample, imagelike, whole
 from .registry import op
 
 CONV = (F.conv1d, F.conv2d, F.conv3d)
+Options = tuple[list[int], list[int], list[int], int]  # stride, padding, dilation, groups
 
 
 def windows(call: Call) -> tuple[Slide, ...]:
@@ -49,27 +50,32 @@ class Conv(Op):
     def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
         x, weight = tiles[0], tiles[1]
         bias = tiles[call.index["bias"]] if "bias" in call.index else None
-        axes = self.spatial
-        slides = windows(call)
-        padding, explicit = [], []
-        for a, slide in enumerate(slides):
-            before, after = place.pad(call)[a - axes]
-            if x.shape[a - axes] and slide.symmetric_is(before, x.shape[a - axes], place.out[a - axes].size):
-                padding.append(before)
-                explicit.append((0, 0))
-            else:
-                padding.append(0)
-                explicit.append((before, after))
-        if any(map(any, explicit)):
-            x = F.pad(x, [p for pair in reversed(explicit) for p in pair])
-        stride, dilation = [s.stride for s in slides], [s.dilation for s in slides]
+        frame, options = self.framed(call, place)
+        if frame:
+            x = F.pad(x, frame)
         if place.unread:
-            batch = x if x.dim() > axes + 1 else x[None]
-            shape = (*batch.shape[:1], *place.out.shape[-axes - 1 :])
-            rest = (stride, padding, dilation, call.attr("groups", 1))
-            found: Tensor = UnreadConv.apply(batch, weight, bias, shape, *rest)  # type: ignore[no-untyped-call]
+            batch = x if x.dim() > self.spatial + 1 else x[None]
+            shape = (*batch.shape[:1], *place.out.shape[-self.spatial - 1 :])
+            found: Tensor = UnreadConv.apply(batch, weight, bias, shape, *options)  # type: ignore[no-untyped-call]
             return found if batch is x else found[0]
-        return CONV[axes - 1](x, weight, bias, stride, padding, dilation, call.attr("groups", 1))
+        return CONV[self.spatial - 1](x, weight, bias, *options)
+
+    def framed(self, call: Call, place: Place) -> tuple[list[int], Options]:
+        """What must be padded beforehand, as `F.pad` takes it, and what to call the convolution with."""
+        key = place.out, place.reads[0]
+        if key not in call.memo:
+            slides, axes, padding, explicit = windows(call), self.spatial, [], []
+            for a, slide in enumerate(slides):
+                before, after = place.pad(call)[a - axes]
+                size = place.reads[0][a - axes].clip(call.inputs[0].shape[a - axes]).size
+                alike = size and slide.symmetric_is(before, size, place.out[a - axes].size)
+                padding.append(before if alike else 0)
+                explicit.append((0, 0) if alike else (before, after))
+            frame = [p for pair in reversed(explicit) for p in pair] if any(map(any, explicit)) else []
+            stride, dilation = [s.stride for s in slides], [s.dilation for s in slides]
+            call.memo[key] = frame, (stride, padding, dilation, call.attr("groups", 1))
+        found: tuple[list[int], Options] = call.memo[key]
+        return found
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
