@@ -15,6 +15,9 @@ import torch
 from torch import Tensor
 
 from ..ops import Call, Place, find
+from ..region import Box
+
+CONVOLUTIONS = frozenset({"conv1d", "conv2d", "conv3d"})
 
 
 class Kernel:
@@ -38,3 +41,11 @@ def first_result(call: Call, tiles: Sequence[Tensor], place: Place | None, devic
     """What the first node makes by itself."""
     op = find(call.node)
     return op.run_whole(call, tiles, 0, device) if place is None else op.run(call, tiles, place)
+
+
+def whole_place(call: Call, device: torch.device) -> Place:
+    """Of a node that makes everything."""
+    full = Box.full(call.out.shape)
+    reads = find(call.node).needs(call, full)
+    assert reads is not None
+    return Place(full, reads, 0, device)

@@ -50,9 +50,7 @@ class Conv(Op):
     def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
         x, weight = tiles[0], tiles[1]
         bias = tiles[call.index["bias"]] if "bias" in call.index else None
-        frame, options = self.framed(call, place)
-        if frame:
-            x = F.pad(x, frame)
+        x, options = self.framed(call, x, place)
         if place.unread:
             batch = x if x.dim() > self.spatial + 1 else x[None]
             shape = (*batch.shape[:1], *place.out.shape[-self.spatial - 1 :])
@@ -60,8 +58,8 @@ class Conv(Op):
             return found if batch is x else found[0]
         return CONV[self.spatial - 1](x, weight, bias, *options)
 
-    def framed(self, call: Call, place: Place) -> tuple[list[int], Options]:
-        """What must be padded beforehand, as `F.pad` takes it, and what to call the convolution with."""
+    def framed(self, call: Call, x: Tensor, place: Place) -> tuple[Tensor, Options]:
+        """The tile with zeros around it that the convolution does not pad itself, and what to call it with."""
         key = place.out, place.reads[0]
         if key not in call.memo:
             slides, axes, padding, explicit = windows(call), self.spatial, [], []
@@ -74,8 +72,8 @@ class Conv(Op):
             frame = [p for pair in reversed(explicit) for p in pair] if any(map(any, explicit)) else []
             stride, dilation = [s.stride for s in slides], [s.dilation for s in slides]
             call.memo[key] = frame, (stride, padding, dilation, call.attr("groups", 1))
-        found: tuple[list[int], Options] = call.memo[key]
-        return found
+        frame, options = call.memo[key]
+        return F.pad(x, frame) if frame else x, options
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
