@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..ops import Call, Place, find
-from ..ops.conv import CONV, Conv
+from ..ops.conv import CONV, Conv, Options, conv_backward, framed
 from .base import CONVOLUTIONS, Kernel, first_result, whole_place
 from .in_place_activation import RECTIFIERS, is_by_result, rectify_
 
@@ -41,8 +41,7 @@ class FoldedNorm(Kernel):
         assert isinstance(op, Conv)
         names = ("weight", "bias", "running_mean", "running_var")
         numbers = [tiles[1][norm.index[name] - 1] if name in norm.index else None for name in names]
-        x, options = op.framed(conv, x, place)
-        rest = (bias[0] if bias else None, *numbers, norm.attr("eps", 1e-5), options)
+        rest = (bias[0] if bias else None, *numbers, norm.attr("eps", 1e-5), *op.options(conv, place))
         found: Tensor = _FoldedConv.apply(x, weight, *rest)  # type: ignore[no-untyped-call]
         return found
 
@@ -77,31 +76,33 @@ class _FoldedConv(Function):
         mean: Tensor,
         var: Tensor,
         eps: float,
-        options: tuple[Any, ...],
+        frame: Sequence[int],
+        options: Options,
     ) -> Tensor:
         ctx.save_for_backward(x, weight, bias, gamma, mean, var)
-        ctx.eps, ctx.options = eps, options
+        ctx.eps, ctx.frame, ctx.options = eps, frame, options
         _, scale = _scales(gamma, var, eps)
         shift = (-mean if bias is None else bias - mean) * scale
         shift = shift if beta is None else shift.add_(beta)
-        return CONV[x.dim() - 3](x, weight * _on_outputs(scale, weight), shift, *options)
+        return CONV[x.dim() - 3](framed(x, frame), weight * _on_outputs(scale, weight), shift, *options)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, gamma, mean, var = ctx.saved_tensors
         root, scale = _scales(gamma, var, ctx.eps)
         needs, each = ctx.needs_input_grad, _on_outputs(scale, weight)
-        stride, padding, dilation, groups = ctx.options
         mask = [needs[0], needs[1] or needs[3], any(needs[2:5])]
-        rest = (stride, padding, dilation, False, [0] * len(stride), groups, mask)
-        of_x, by_weight, total = torch.ops.aten.convolution_backward(grad, x, weight * each, list(mean.shape), *rest)
-        of_gamma = None
-        if needs[3]:
+        rest = (list(mean.shape), ctx.frame, ctx.options, mask)
+        of_x, by_weight, total = conv_backward(grad, x, weight * each, *rest)
+        of_gamma = of_weight = of_bias = None
+        if by_weight is not None and total is not None and needs[3]:
             along = torch.linalg.vecdot(by_weight.flatten(1), weight.flatten(1))
             of_gamma = along.addcmul_(total, -mean if bias is None else bias - mean).mul_(root)
-        of_weight = by_weight.mul_(each) if needs[1] else None
-        of_bias = total * scale if needs[2] else None
-        return of_x, of_weight, of_bias, of_gamma, total if needs[4] else None, *(None for _ in range(4))
+        if by_weight is not None and needs[1]:
+            of_weight = by_weight.mul_(each)
+        if total is not None and needs[2]:
+            of_bias = total * scale
+        return of_x, of_weight, of_bias, of_gamma, total if needs[4] else None, *(None for _ in range(5))
 
 
 def _scales(gamma: Tensor | None, var: Tensor, eps: float) -> tuple[Tensor, Tensor]:
