@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ..ops import Call, Place, find
+from ..ops import Call, Place
 from ..ops.conv import CONV, Conv, Options, conv_backward, framed
-from .base import CONVOLUTIONS, Kernel, first_result, whole_place
+from .base import CONVOLUTIONS, Kernel, first_result, op_of, whole_place
 from .in_place_activation import RECTIFIERS, is_by_result, rectify_
 
 FROZEN = frozenset({"batch_norm"})
@@ -36,8 +36,8 @@ class FoldedNorm(Kernel):
         (conv, norm), (x, weight, *bias) = calls[:2], tiles[0]
         place = place or whole_place(conv, x.device)
         if not is_worth_it(place.out.volume, weight.numel()):
-            return find(norm.node).run(norm, [first_result(conv, tiles[0], place, x.device), *tiles[1]], place)
-        op = find(conv.node)
+            return op_of(norm).run(norm, [first_result(conv, tiles[0], place, x.device), *tiles[1]], place)
+        op = op_of(conv)
         assert isinstance(op, Conv)
         names = ("weight", "bias", "running_mean", "running_var")
         numbers = [tiles[1][norm.index[name] - 1] if name in norm.index else None for name in names]
