@@ -162,8 +162,10 @@ def test_more_memory_keeps_more_tiles() -> None:
 @pytest.mark.parametrize("share", [0.0, 0.4, 0.8, 1.5])
 def test_kept_tiles_are_exact(share: float) -> None:
     net, image = integer_module(Branches()), integer_tensor((1, 2, 24, 20))
-    least = tilegrad.tile(net, tile={"h": 4}).plan_for(image).schedule.predicted["total_bytes"]
-    budget = int(1.05 * least + share * (needs(net, image) - least))
+    least = (
+        tilegrad.tile(net, tile={"h": 4}).plan_for(image).schedule.predicted["total_bytes"]
+    )  # the image's gradient apart
+    budget = int(1.15 * least + share * (needs(net, image) - least))
     assert_same_step(net, [image], tile={"h": 4}, budget=budget)
 
 

@@ -22,10 +22,11 @@ from ..schedule import (
     Store,
     unread_nodes,
 )  # fmt: skip
+from .prepared import Prepared, prepared
 from .stretch import Stretch, WholeChain, WholeNode, WholeStep
 
 AnyStep = IslandStep | Fused | WholeStep
-ProgramStep = IslandStep | Fused | WholeNode | Stretch
+ProgramStep = IslandStep | Fused | WholeNode | Stretch | Prepared
 
 
 class Executor:
@@ -76,7 +77,10 @@ class Executor:
         """An island's steps, made once: several nodes are one step where there is a kernel for them."""
         if island.name not in self._programs:
             steps = with_kernels(island, self.graph, self.calls, self.device)
-            self._programs[island.name] = tuple(_in_stretches(self._with_whole(island, steps)))
+            program = _in_stretches(self._with_whole(island, steps))
+            self._programs[island.name] = tuple(
+                prepared(self, step) if isinstance(step, Compute | Fused | Join) else step for step in program
+            )
         return self._programs[island.name]
 
     def _with_whole(self, island: Island, steps: Sequence[IslandStep | Fused]) -> Iterator[AnyStep]:

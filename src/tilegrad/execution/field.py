@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import torch
 from torch import Tensor
 
 from ..ops.channels import layout_of
-from ..region import Box
+from ..region import Box, Interval
 from .shelf import fetched
 from .stores import Near, Slot, make_store
 
@@ -19,13 +21,14 @@ class Field:
         self.device: torch.device | None = None
         self._slot: Slot | None = None
         self._lent = False  # does somebody else read the same memory?
+        self._blank: list[Box] = []  # where nothing was added so far
 
     def write(self, box: Box, tile: Tensor) -> None:
         if self._slot is None:
             if self._takes(tile):
                 self._adopt(tile)  # the only tile: nothing to copy
                 return
-            self._allocate(tile, zeros=False)
+            self._allocate(tile)
         self._part(box).copy_(tile, non_blocking=True)
 
     def add(self, box: Box, tile: Tensor, *, shared: bool = False) -> None:
@@ -35,19 +38,28 @@ class Field:
                 self._adopt(tile)
                 self._lent = shared
                 return
-            self._allocate(tile, zeros=True)
+            self._allocate(tile)
+            self._blank = [self.region]
         elif self._lent:
             here = self._open()
             if box == self.region:
                 self._adopt(here + tile)
                 return
             self._adopt(here.clone())
-        target = self._part(box)
-        target += tile.to(target.device)
+        new = [part for blank in self._blank if not (part := blank.meet(box)).empty]
+        for part in new:  # the first that comes is written, not added to zeros
+            self._part(part).copy_(tile[part.within(box).slices], non_blocking=True)
+        for part in _without([box], new):
+            target = self._part(part)
+            target += tile[part.within(box).slices].to(target.device)
+        self._blank = _without(self._blank, new)
 
     def read(self, box: Box) -> Tensor:
         """A box on the value's device; a view where it lies there already."""
         assert self._slot is not None and self.device is not None
+        for blank in self._blank:
+            self._part(blank).zero_()
+        self._blank = []
         return fetched(self._slot, self._part(box), self.device)
 
     def part(self) -> None:
@@ -65,11 +77,9 @@ class Field:
     def _adopt(self, tensor: Tensor) -> None:
         self.device, self._slot, self._lent = tensor.device, Near(tensor), False
 
-    def _allocate(self, tile: Tensor, *, zeros: bool) -> None:
-        self.device = tile.device
-        self._slot = make_store(self.store).reserve(
-            self.region.shape, tile.dtype, tile.device, layout_of(tile), zeros=zeros
-        )
+    def _allocate(self, tile: Tensor) -> None:
+        self.device, room = tile.device, (self.region.shape, tile.dtype, tile.device, layout_of(tile))
+        self._slot = make_store(self.store).reserve(*room, zeros=False)
 
     def _open(self) -> Tensor:
         assert self._slot is not None
@@ -78,3 +88,23 @@ class Field:
     def _part(self, box: Box) -> Tensor:
         here = self._open()
         return here if box == self.region else here[box.within(self.region).slices]
+
+
+def _without(boxes: Iterable[Box], gone: Iterable[Box]) -> list[Box]:
+    """What is left of boxes, in boxes."""
+    found = list(boxes)
+    for hole in gone:
+        found = [part for box in found for part in _around(box, hole)]
+    return found
+
+
+def _around(box: Box, hole: Box) -> Iterator[Box]:
+    """A box without another, in boxes: dimension by dimension what lies before and behind the other."""
+    hole = box.meet(hole)
+    if hole.empty:
+        yield box
+        return
+    for d, (side, inner) in enumerate(zip(box, hole, strict=True)):
+        for lo, hi in ((side.lo, inner.lo), (inner.hi, side.hi)):
+            if lo < hi:
+                yield Box((*hole[:d], Interval(lo, hi), *box[d + 1 :]))

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from ..kernels import Fused
-from ..ops import Call, Op, Place
+from ..ops import Call, Place
 from ..region import Box
-from ..schedule import Compute, Fold, Free, Island, Join, Load, Store
+from ..schedule import Fold, Free, Island, Load, Store
 from ..torch_private import saving_is_hooked
+from .prepared import TileChain, TileJoin, TileNode
 from .saved import Adoptions, Enter, Holdings, References, Saved, fills, memory_of, trimmed
 from .seam import JoinFunction, OwnedFunction, Seam
 from .stretch import Stretch, WholeNode, checked
@@ -87,13 +87,13 @@ class Record:
                         self._run_stretch(step)
                     case WholeNode():
                         self._compute_whole(step)
-                    case Compute():
+                    case TileNode():
                         self._compute(step)
-                    case Fused():
-                        self._run_fused(step)
+                    case TileChain():
+                        self._run_chain(step)
                     case Free(value=value):
                         self.values.pop(value, None)
-                    case Join():
+                    case TileJoin():
                         self._join(step)
                     case Load():
                         self._load(step)
@@ -171,17 +171,13 @@ class Record:
                 found = found.narrow(dim, want.lo - side.lo if want.size else 0, want.size)
         return found
 
-    def _compute(self, step: Compute) -> None:
-        run = self.owner
-        call, op = run.executor.calls[step.node], run.executor.ops[step.node]
-        node, out = call.node, call.node.outputs[0]
-        seed = run.seed_of(node.name) if op.random else 0
-        pairs = zip(node.reads, step.reads, strict=True)
-        tiles = [self._tensor(name, raw.clip(run.graph.shape(name))) for name, raw in pairs]
-        unread = node.name in self.unread and out in run.needs
-        place = Place(step.out, step.reads, seed, run.device, unread)
-        result = self._run_tiles(step, op, call, tiles, place)
-        self.values[out] = (checked(result, step.out, node.describe()), step.out)
+    def _compute(self, node: TileNode) -> None:
+        run, step, name = self.owner, node.step, node.step.node
+        tiles = [self._tensor(value, box) for value, box in node.reads]
+        unread = name in self.unread and node.out in run.needs
+        place = Place(step.out, step.reads, run.seed_of(name) if node.op.random else 0, run.device, unread)
+        result = self._run_tiles(node, tiles, place)
+        self.values[node.out] = (checked(result, step.out, node.call.node), step.out)
 
     def _run_stretch(self, stretch: Stretch) -> None:
         buffers, inputs = self.owner.buffers, [self._whole(name) for name in stretch.reads]
@@ -199,49 +195,44 @@ class Record:
         buffers.ran.add(node.name)
         seed = run.seed_of(node.name) if step.op.random else 0
         result = trimmed(step.op.run_whole(step.call, inputs, seed, run.device), inputs)
-        self.values[step.out] = (checked(result, step.box, node.describe()), step.box)
+        self.values[step.out] = (checked(result, step.box, node), step.box)
 
-    def _run_fused(self, fused: Fused) -> None:
+    def _run_chain(self, chain: TileChain) -> None:
         """Several nodes at once."""
-        run, first, last = self.owner, fused.steps[0], fused.steps[-1]
-        calls = [run.executor.calls[step.node] for step in fused.steps]
-        tiles = []
-        for step, call in zip(fused.steps, calls, strict=True):
-            pairs = list(zip(call.node.reads, step.reads, strict=True))
-            given = pairs if step is first else pairs[1:]  # the others read what the one before makes
-            tiles.append([self._tensor(name, raw.clip(run.graph.shape(name))) for name, raw in given])
-        place = Place(first.out, first.reads, 0, run.device)
-        self.values[calls[-1].node.outputs[0]] = (fused.kernel.run(calls, tiles, place), last.out)
+        tiles = [[self._tensor(value, box) for value, box in reads] for reads in chain.reads]
+        place = Place(chain.first.out, chain.first.reads, 0, self.owner.device)
+        self.values[chain.out] = (chain.fused.kernel.run(chain.calls, tiles, place), chain.fused.steps[-1].out)
 
-    def _run_tiles(self, step: Compute, op: Op, call: Call, tiles: list[Tensor], place: Place) -> Tensor:
-        if not self.graded or step.answers is None or call.node.outputs[0] not in self.owner.needs:
+    def _run_tiles(self, node: TileNode, tiles: list[Tensor], place: Place) -> Tensor:
+        op, call, answers = node.op, node.call, node.step.answers
+        if not self.graded or answers is None or node.out not in self.owner.needs:
             return op.run(call, tiles, place)
-        full = Box.full(step.out.shape)
-        if not any(part != full and t.requires_grad for part, t in zip(step.answers, tiles, strict=True)):
+        full = Box.full(node.step.out.shape)
+        if not any(part != full and t.requires_grad for part, t in zip(answers, tiles, strict=True)):
             return op.run(call, tiles, place)
-        found: Tensor = OwnedFunction.apply(lambda t: op.run(call, t, place), step.answers, *tiles)  # type: ignore[no-untyped-call]
+        found: Tensor = OwnedFunction.apply(lambda t: op.run(call, t, place), answers, *tiles)  # type: ignore[no-untyped-call]
         return found
 
-    def _join(self, step: Join) -> None:
-        run, me = self.owner, self.island.name
-        own = self.values[step.value][0] if step.value in self.values else None
-        received = [run.halos.get((step.value, halo.peer, me), last=self.last) for halo in step.receives]
-        if self.graded and step.value in run.needs:
-            held = self._join_graded(step, own, received)
+    def _join(self, join: TileJoin) -> None:
+        run, value, me = self.owner, join.step.value, self.island.name
+        own = self.values[value][0] if value in self.values else None
+        received = [run.halos.get((value, halo.peer, me), last=self.last) for halo, _ in join.receives]
+        if self.graded and value in run.needs:
+            held = self._join_graded(join, own, received)
         elif received or own is not None:
-            held = Seam(step, received, lambda _: None, lambda _a, _g: None).assemble(own)
+            held = Seam(join, received, lambda _: None, lambda _a, _g: None).assemble(own)
         else:
             return
-        self.values[step.value] = (held, step.held)
+        self.values[value] = (held, join.step.held)
         if not run.again:
-            for halo in step.gives:
-                run.halos.put((step.value, me, halo.peer), held.detach()[halo.box.within(step.held).slices])
+            for halo, at in join.gives:
+                run.halos.put((value, me, halo.peer), held.detach()[at])
 
-    def _join_graded(self, step: Join, own: Tensor | None, received: list[Tensor]) -> Tensor:
-        run, value, me, shelf = self.owner, step.value, self.island.name, self.owner.halo_grads
+    def _join_graded(self, join: TileJoin, own: Tensor | None, received: list[Tensor]) -> Tensor:
+        run, value, me, shelf = self.owner, join.step.value, self.island.name, self.owner.halo_grads
         readers = run.graph.consumers[value]
         seam = Seam(
-            step,
+            join,
             received,
             take=lambda halo: shelf.take((value, me, halo.peer)),
             leave=lambda halo, grad: shelf.put((value, halo.peer, me), grad),
@@ -249,7 +240,7 @@ class Record:
         )
         held, token = JoinFunction.apply(run.anchor, own, seam)  # type: ignore[no-untyped-call]
         if own is not None and received and isinstance(self.hooks, Adoptions):
-            self.hooks.adopt(own, held.detach()[step.own.within(step.held).slices])
+            self.hooks.adopt(own, held.detach()[join.own])
         self.tokens.append(token)
         return held
 

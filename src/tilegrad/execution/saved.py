@@ -129,10 +129,10 @@ class Adoptions:
         return saved_tensors_hooks(self._pack, lambda handle: handle.tensor)
 
     def _pack(self, tensor: Tensor) -> _Handle:
-        handle = _Handle(tensor.detach())
-        self.memories.add(memory_of(tensor))
+        handle, memory = _Handle(tensor.detach()), memory_of(tensor)
+        self.memories.add(memory)
         if tensor.numel():
-            self.pending.setdefault(_memory(tensor), []).append(handle)
+            self.pending.setdefault((memory, int(tensor.storage_offset())), []).append(handle)
         return handle
 
     def adopt(self, own: Tensor, copy: Tensor) -> None:

@@ -19,14 +19,15 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..region import Box
-from ..schedule import Halo, Join
+from ..schedule import Halo
+from .prepared import TileJoin
 
 
 @dataclass
 class Seam:
     """One value of one tile: its join, the halos it received, and where gradients of halos are left."""
 
-    join: Join
+    join: TileJoin
     received: list[Tensor]
     take: Callable[[Halo], Tensor | None]  # the gradient that the tile to which a halo was given left
     leave: Callable[[Halo, Tensor], None]  # leave a copy of a received halo's gradient for the tile before
@@ -34,7 +35,7 @@ class Seam:
 
     def assemble(self, own: Tensor | None) -> Tensor:
         parts = own if own is not None and own.numel() else None
-        for halo, strip in zip(self.join.receives, self.received, strict=True):
+        for (halo, _), strip in zip(self.join.receives, self.received, strict=True):
             parts = strip if parts is None else torch.cat([strip, parts], halo.dim)
         assert parts is not None
         return parts
@@ -58,25 +59,22 @@ class JoinFunction(Function):
     def backward(ctx: Any, grad: Tensor | None, _token: Tensor | None) -> tuple[None, Tensor | None, None]:
         seam: Seam = ctx.seam
         join = seam.join
-        given = [(halo, seam.take(halo)) for halo in join.gives]
-        if any(left is not None for _, left in given):
-            grad = _writable(grad, seam, next(left for _, left in given if left is not None))
-            for halo, left in given:
-                if left is not None:
-                    grad[halo.box.within(join.held).slices] += left
+        given = [(at, left) for halo, at in join.gives if (left := seam.take(halo)) is not None]
+        if given:
+            grad = _writable(grad, seam, given[0][1])
+            for at, left in given:
+                grad[at] += left
         if grad is None:
             return None, None, None
-        for halo in join.receives:
-            seam.leave(halo, grad[halo.box.within(join.held).slices])
-        if not ctx.has_own:
-            return None, None, None
-        return None, grad[join.own.within(join.held).slices], None
+        for halo, at in join.receives:
+            seam.leave(halo, grad[at])
+        return None, grad[join.own] if ctx.has_own else None, None
 
 
 def _writable(grad: Tensor | None, seam: Seam, like: Tensor) -> Tensor:
     """A gradient of the held box that may be written to."""
     if grad is None:
-        return like.new_zeros(seam.join.held.shape)
+        return like.new_zeros(seam.join.step.held.shape)
     return grad if seam.fresh and grad._is_view() is False else grad.clone()
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..errors import InternalError
+from ..ir import Node
 from ..kernels import Fused
 from ..ops import Call, Op
 from ..region import Box
@@ -128,8 +129,9 @@ class Stretch:
         return [(name, checked(slots[self._slot[name]], box, name), box) for name, box in self.makes]
 
 
-def checked(tensor: Tensor | None, box: Box, where: str) -> Tensor:
+def checked(tensor: Tensor | None, box: Box, where: str | Node) -> Tensor:
     if tensor is None or tensor.shape != box.shape:
         shape = None if tensor is None else tuple(tensor.shape)
-        raise InternalError(f"a tensor of {shape} where {box.shape} was due", where=where)
+        place = where if isinstance(where, str) else where.describe()
+        raise InternalError(f"a tensor of {shape} where {box.shape} was due", where=place)
     return tensor

@@ -24,9 +24,10 @@ class Fused:
 
 @cache
 def kernels() -> tuple[Kernel, ...]:
+    """The longest chains first."""
     for found in pkgutil.iter_modules(__path__):
         import_module(f"{__name__}.{found.name}")
-    return tuple(kind() for kind in Kernel.__subclasses__())
+    return tuple(sorted((kind() for kind in Kernel.__subclasses__()), key=lambda kernel: -len(kernel.chain)))
 
 
 def with_kernels(

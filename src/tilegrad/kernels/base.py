@@ -14,7 +14,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..ops import Call, Place, find
+from ..ops import Call, Op, Place, find
+from ..region import Box
+
+CONVOLUTIONS = frozenset({"conv1d", "conv2d", "conv3d"})
 
 
 class Kernel:
@@ -34,7 +37,23 @@ class Kernel:
         raise NotImplementedError
 
 
+def op_of(call: Call) -> Op:
+    """A node's operator, looked up once."""
+    if "op" not in call.memo:
+        call.memo["op"] = find(call.node)
+    found: Op = call.memo["op"]
+    return found
+
+
 def first_result(call: Call, tiles: Sequence[Tensor], place: Place | None, device: torch.device) -> Tensor:
     """What the first node makes by itself."""
-    op = find(call.node)
+    op = op_of(call)
     return op.run_whole(call, tiles, 0, device) if place is None else op.run(call, tiles, place)
+
+
+def whole_place(call: Call, device: torch.device) -> Place:
+    """Of a node that makes everything."""
+    full = Box.full(call.out.shape)
+    reads = op_of(call).needs(call, full)
+    assert reads is not None
+    return Place(full, reads, 0, device)

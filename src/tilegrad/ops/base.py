@@ -10,7 +10,7 @@ Rule O4  Backward is autograd over `run`: what it keeps alive is found by runnin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -57,6 +57,11 @@ class Call:
     def invoke(self) -> aten.TorchCall:
         """torch's own operator."""
         return aten.TorchCall(self.node)
+
+    @cached_property
+    def memo(self) -> dict[Hashable, Any]:
+        """What an operator found out about boxes, for the next time that it runs on them."""
+        return {}
 
     def attr(self, name: str, default: Any = None) -> Any:
         found = self.node.attrs.get(name)

@@ -13,9 +13,11 @@ from torch.autograd import Function
 
 from ..region import Slide
 from .base import Call, Op, Place, Reads, Sample, imagelike, whole
+from .channels import layout_of
 from .registry import op
 
 CONV = (F.conv1d, F.conv2d, F.conv3d)
+Options = tuple[list[int], list[int], list[int], int]  # stride, padding, dilation, groups
 
 
 def windows(call: Call) -> tuple[Slide, ...]:
@@ -49,27 +51,29 @@ class Conv(Op):
     def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
         x, weight = tiles[0], tiles[1]
         bias = tiles[call.index["bias"]] if "bias" in call.index else None
-        axes = self.spatial
-        slides = windows(call)
-        padding, explicit = [], []
-        for a, slide in enumerate(slides):
-            before, after = place.pad(call)[a - axes]
-            if x.shape[a - axes] and slide.symmetric_is(before, x.shape[a - axes], place.out[a - axes].size):
-                padding.append(before)
-                explicit.append((0, 0))
-            else:
-                padding.append(0)
-                explicit.append((before, after))
-        if any(map(any, explicit)):
-            x = F.pad(x, [p for pair in reversed(explicit) for p in pair])
-        stride, dilation = [s.stride for s in slides], [s.dilation for s in slides]
-        if place.unread:
-            batch = x if x.dim() > axes + 1 else x[None]
-            shape = (*batch.shape[:1], *place.out.shape[-axes - 1 :])
-            rest = (stride, padding, dilation, call.attr("groups", 1))
-            found: Tensor = UnreadConv.apply(batch, weight, bias, shape, *rest)  # type: ignore[no-untyped-call]
-            return found if batch is x else found[0]
-        return CONV[axes - 1](x, weight, bias, stride, padding, dilation, call.attr("groups", 1))
+        frame, options = self.options(call, place)
+        if not place.unread and not (frame and torch.is_grad_enabled()):
+            return CONV[self.spatial - 1](framed(x, frame), weight, bias, *options)
+        batch = x if x.dim() > self.spatial + 1 else x[None]
+        shape = (*batch.shape[:1], *place.out.shape[-self.spatial - 1 :]) if place.unread else None
+        found: Tensor = TileConv.apply(batch, weight, bias, shape, frame, options)  # type: ignore[no-untyped-call]
+        return found if batch is x else found[0]
+
+    def options(self, call: Call, place: Place) -> tuple[list[int], Options]:
+        """What must be padded beforehand, as `F.pad` takes it, and what to call the convolution with."""
+        key = place.out, place.reads[0]
+        if key not in call.memo:
+            slides, axes, padding, frame = windows(call), self.spatial, [], list[int]()
+            for a, slide in enumerate(slides):
+                before, after = place.pad(call)[a - axes]
+                size = place.reads[0][a - axes].clip(call.inputs[0].shape[a - axes]).size
+                alike = size and slide.symmetric_is(before, size, place.out[a - axes].size)
+                padding.append(before if alike else 0)
+                frame = [0, 0, *frame] if alike else [before, after, *frame]
+            stride, dilation = [s.stride for s in slides], [s.dilation for s in slides]
+            call.memo[key] = frame if any(frame) else [], (stride, padding, dilation, call.attr("groups", 1))
+        found: tuple[list[int], Options] = call.memo[key]
+        return found
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -83,21 +87,79 @@ class Conv(Op):
         yield Sample(lambda x, w: F.conv3d(x, w, padding=1), ((1, 2, 5, 6, 7), (2, 2, 3, 3, 3)))
 
 
-class UnreadConv(Function):
-    """A convolution that is differentiated without being run: its result is one element, repeated."""
+def framed(x: Tensor, frame: Sequence[int]) -> Tensor:
+    """`F.pad`; but that first fills all of it, which is worth some calls to avoid where there is much to fill."""
+    if not any(frame):
+        return x
+    if x.numel() < 2**16:
+        return F.pad(x, frame)
+    sides = [(-1 - at // 2, frame[at], frame[at + 1]) for at in range(0, len(frame), 2)]
+    shape = list(x.shape)
+    for dim, before, after in sides:
+        shape[dim] += before + after
+    found = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=layout_of(x))
+    inner = found
+    for dim, before, after in sides:
+        size = inner.shape[dim]
+        if before:
+            inner.narrow(dim, 0, before).zero_()
+        if after:
+            inner.narrow(dim, size - after, after).zero_()
+        inner = inner.narrow(dim, before, size - before - after)
+    inner.copy_(x)
+    return found
+
+
+def unframed(grad: Tensor, frame: Sequence[int]) -> Tensor:
+    """The gradient of what was framed."""
+    for at in range(0, len(frame), 2):
+        if frame[at] or frame[at + 1]:
+            dim = -1 - at // 2
+            grad = grad.narrow(dim, frame[at], grad.shape[dim] - frame[at] - frame[at + 1])
+    return grad
+
+
+class TileConv(Function):
+    """A convolution of which autograd keeps the tile, not a copy with zeros around it. Where only a gradient is wanted
+    it has a `shape` and is not run: the result is one element, repeated."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, shape: Sequence[int], *options: Any
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        shape: Sequence[int] | None,
+        frame: Sequence[int],
+        options: Options,
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.bias = None if bias is None else list(bias.shape)
-        ctx.options = options
-        return x.new_empty(()).expand(shape)
+        ctx.frame, ctx.options = frame, options
+        if shape is not None:
+            return x.new_empty(()).expand(shape)
+        return CONV[len(options[0]) - 1](framed(x, frame), weight, bias, *options)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         x, weight = ctx.saved_tensors
-        stride, padding, dilation, groups = ctx.options
-        rest = (stride, padding, dilation, False, [0] * len(stride), groups, ctx.needs_input_grad[:3])
-        return (*torch.ops.aten.convolution_backward(grad, x, weight, ctx.bias, *rest), *(None for _ in range(5)))
+        return (
+            *conv_backward(grad, x, weight, ctx.bias, ctx.frame, ctx.options, ctx.needs_input_grad[:3]),
+            *[None] * 3,
+        )
+
+
+def conv_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Sequence[int] | None,
+    frame: Sequence[int],
+    options: Options,
+    needs: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of the tile, the weights and the bias, which has this shape."""
+    stride, padding, dilation, groups = options
+    rest = (stride, padding, dilation, False, [0] * len(stride), groups, needs)
+    of_x, of_weight, of_bias = torch.ops.aten.convolution_backward(grad, framed(x, frame), weight, bias, *rest)
+    return None if of_x is None else unframed(of_x, frame), of_weight, of_bias

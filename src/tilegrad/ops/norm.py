@@ -43,6 +43,17 @@ class Norm(Weighted):
         attrs = {"eps": call.attr("eps", 1e-5)}
         return build.emit("normalize", [("self", x), ("stats", stats), *affine], build.type(x), attrs)
 
+    def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
+        names = ("weight", "bias", "running_mean", "running_var")
+        weight, bias, mean, var = (tiles[call.index[a]] if a in call.index else None for a in names)
+        learns = any(t is not None and t.requires_grad for t in (weight, bias))
+        if call.node.op != "batch_norm" or mean is None or call.attr("training", False) or not tiles[0].requires_grad:
+            return self.run_native(call, tiles, place.device)
+        if learns and not tiles[0].is_cuda:  # a CPU's own backward is as good
+            return self.run_native(call, tiles, place.device)
+        found: Tensor = FrozenNorm.apply(tiles[0], weight, bias, mean, var, call.attr("eps", 1e-5))  # type: ignore[no-untyped-call]
+        return found
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         image = (2, 4, 5, 6)
@@ -181,6 +192,32 @@ def _normalized(call: Call, tiles: Sequence[Tensor], stats: Tensor) -> Tensor:
     weight, bias = (tiles[call.index[a]] if a in call.index else None for a in ("weight", "bias"))
     found: Tensor = _Normalized.apply(tiles[0], stats, weight, bias, call.attr("eps", 1e-5))  # type: ignore[no-untyped-call]
     return found
+
+
+class FrozenNorm(Function):
+    """Batch norm by what it remembers. torch's own backward sums over the image even where nobody learns from that, and
+    keeps the image for it; on a GPU it gives each channel to one worker."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, eps: float
+    ) -> Tensor:
+        ctx.save_for_backward(x if any(ctx.needs_input_grad[1:3]) else None, weight, mean, var)
+        ctx.eps, ctx.bias = eps, None if bias is None else bias.dtype
+        return F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, mean, var = ctx.saved_tensors
+        wide = torch.float32 if grad.dtype in LOW else grad.dtype
+        stats = torch.stack([_on_channel(mean, grad, wide), _on_channel(var, grad, wide)])
+        mean, root, scale = _scales(grad, stats, weight, ctx.eps)
+        of_weight = of_bias = None
+        if x is not None:
+            total, along = sums(x, mean, grad)
+            of_weight = (along * root).sum(0).view(-1).to(weight.dtype) if ctx.needs_input_grad[1] else None
+            of_bias = total.sum(0).view(-1).to(ctx.bias) if ctx.needs_input_grad[2] else None
+        return affine(grad, scale) if ctx.needs_input_grad[0] else None, of_weight, of_bias, None, None, None
 
 
 class _Normalized(Function):

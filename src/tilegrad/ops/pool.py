@@ -53,11 +53,20 @@ class _Pool(Op):
     def flops(self, call: Call) -> float:
         return float(prod(slide.kernel for slide in windows(call, self.spatial)))
 
-    def padded(self, call: Call, x: Tensor, place: Place, value: float) -> Tensor:
-        sides = place.pad(call)[-self.spatial :]
-        if not any(map(any, sides)):
-            return x
-        return F.pad(x, [p for pair in reversed(sides) for p in pair], value=value)
+    def padded(self, call: Call, x: Tensor, place: Place, value: float) -> tuple[Tensor, list[int]]:
+        """A tile with a frame of `value` where the pool's own padding, which is given too, does not make it."""
+        padding, frame = [], list[int]()
+        for slide, (before, after), size, out in zip(
+            windows(call, self.spatial),
+            place.pad(call)[-self.spatial :],
+            x.shape[-self.spatial :],
+            place.out.shape[-self.spatial :],
+            strict=True,
+        ):
+            alike = before <= slide.kernel // 2 and size and slide.symmetric_is(before, size, out)
+            padding.append(before if alike else 0)
+            frame = [0, 0, *frame] if alike else [before, after, *frame]
+        return F.pad(x, frame, value=value) if any(frame) else x, padding
 
 
 @op("max_pool1d", "max_pool2d", "max_pool3d")
@@ -67,9 +76,9 @@ class MaxPool(_Pool):
     def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
         (x,) = tiles
         slides = windows(call, self.spatial)
-        x = self.padded(call, x, place, float("-inf"))
+        x, padding = self.padded(call, x, place, float("-inf"))
         kernel, stride, dilation = zip(*((s.kernel, s.stride, s.dilation) for s in slides), strict=True)
-        return MAX[self.spatial - 1](x, kernel, stride, 0, dilation)
+        return MAX[self.spatial - 1](x, kernel, stride, padding, dilation)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -89,16 +98,17 @@ class AvgPool(_Pool):
     def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
         (x,) = tiles
         axes, slides = self.spatial, windows(call, self.spatial)
-        x = self.padded(call, x, place, 0.0)
+        x, padding = self.padded(call, x, place, 0.0)
         kernel, stride = zip(*((s.kernel, s.stride) for s in slides), strict=True)
         counts = [self._counts(call, s, place, a - axes) for a, s in enumerate(slides)]
         override = call.attr("divisor_override")
         if override is None and all(min(c) == s.kernel for c, s in zip(counts, slides, strict=True)):
-            return AVG[axes - 1](x, kernel, stride)
+            return AVG[axes - 1](x, kernel, stride, padding)
         if axes == 1:  # only the others can be told to divide by one
-            total = F.avg_pool2d(x.unsqueeze(-2), (1, *kernel), (1, *stride), divisor_override=1).squeeze(-2)
+            wide = x.unsqueeze(-2), (1, *kernel), (1, *stride), (0, *padding)
+            total = F.avg_pool2d(*wide, divisor_override=1).squeeze(-2)
         else:
-            total = (F.avg_pool2d if axes == 2 else F.avg_pool3d)(x, kernel, stride, divisor_override=1)
+            total = (F.avg_pool2d if axes == 2 else F.avg_pool3d)(x, kernel, stride, padding, divisor_override=1)
         if override is not None:
             return total / override
         divisor = torch.ones((), dtype=torch.float64)

@@ -99,6 +99,7 @@ class _Operators:
         self.types = [str(func) for func in funcs]
         self.short = [str(getattr(func, "overloadpacket", func)).rpartition(".")[2] for func in funcs]
         self.threads: dict[int, str] = {}
+        self.derived: dict[int, str] = {}  # whose parameters a block was made of, where of nothing else
 
     def __iter__(self) -> Iterator[Operator]:
         for at, op in enumerate(self.rows):
@@ -122,7 +123,7 @@ class _Operators:
             self._value_names(op.reads),
             self._value_names(writes),
             {"recompute": True} if op.again else {},
-            self.modules[op.module] or self._owner(op.reads),
+            self.modules[op.module] or self._owner(op),
             PHASES[op.phase],
         )
 
@@ -140,10 +141,16 @@ class _Operators:
     def _value_names(self, uses: Uses) -> tuple[str, ...]:
         return tuple(dict.fromkeys(self.names[block] for block in uses[::3] if block >= 0))
 
-    def _owner(self, reads: Uses) -> str:
-        """The one module whose parameters are read."""
-        owners = {self.ledger.owners[block] for block in reads[::3] if block in self.ledger.owners}
-        return owners.pop() if len(owners) == 1 else ""
+    def _owner(self, op: RawOperator) -> str:
+        """The one module whose parameters are read, or what was made of them: a weight with a norm folded in."""
+        blocks, results = op.reads[::3], op.results[::3]
+        known = [self.ledger.owners.get(block) or self.derived.get(block, "") for block in blocks]
+        if known and all(known) and all(self.sizes[block] == self.sizes[blocks[0]] for block in results if block >= 0):
+            self.derived.update(dict.fromkeys(results, known[0]))
+        owners = {self.ledger.owners[block] for block in blocks if block in self.ledger.owners}
+        if owners:
+            return owners.pop() if len(owners) == 1 else ""
+        return next((self.derived[block] for block in blocks if block in self.derived), "")
 
     def _device_span(self, number: int) -> tuple[Span | None, str]:
         first, last = self.mode.marks.get(number, (None, None))

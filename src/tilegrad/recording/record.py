@@ -24,8 +24,8 @@ Rules:
              backward pass with `create_graph=True` looks the same, and what is run again under no_grad does not
     Rule P7  an operator's module is the innermost one that runs, named as in `named_modules` of the outermost; in
              backward it is the module whose forward made autograd's node. The outermost is "", and so is a module that
-             is not known; then, if the operator reads parameters of one module only, it is that module (tiles run
-             operators without their modules)
+             is not known; then, if the operator reads parameters of one module only, or what was made of them, it is
+             that module (tiles run operators without their modules)
     Rule P8  values are named after their blocks: "t17", or as a parameter is called. A view has the name of its memory
     Rule P9  a view moves no bytes. Flops are those of convolutions, matrix products and attention; None elsewhere
 

@@ -36,6 +36,7 @@ CASES: dict[str, Callable[[], nn.Module]] = {
     "no bias, groups": lambda: nn.Sequential(nn.Conv2d(2, 4, 5, padding=2, groups=2, bias=False), nn.ReLU()),
     "read twice": Skips,
     "the last": lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU()),
+    "bounded": lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU6(), nn.Conv2d(4, 4, 1), nn.Hardtanh(-3, 2)),
 }
 
 
@@ -48,12 +49,13 @@ def used(net: nn.Module, image: Tensor, tile: int) -> list[Fused]:
 
 
 def test_they_are_found() -> None:
-    assert [type(kernel).__name__ for kernel in kernels()] == ["ConvActivation"]
+    names = [type(kernel).__name__ for kernel in kernels()]
+    assert names == ["FoldedNormActivation", "InPlaceActivation", "FoldedNorm"]
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_they_are_used_where_they_may(case: str) -> None:
-    count = {"relu": 2, "leaky": 1, "no bias, groups": 1, "read twice": 1, "the last": 1}[case]
+    count = {"relu": 2, "leaky": 1, "no bias, groups": 1, "read twice": 1, "the last": 1, "bounded": 2}[case]
     assert len(used(CASES[case](), torch.zeros(1, 2, 13, 12), 5)) == count
 
 

@@ -12,6 +12,7 @@ from tilegrad.bounds import lower_graph
 from tilegrad.importers import export_module
 from tilegrad.ir import Graph
 from tilegrad.ops import Call, Place, aten, find
+from tilegrad.ops.norm import FrozenNorm
 from tilegrad.region import Box
 
 MODULES = {
@@ -59,3 +60,38 @@ def test_result_and_buffers(name: str, train: bool) -> None:
         assert torch.allclose(found, dict(module.named_buffers())[buffer.target or ""], rtol=1e-12), buffer.target
     assert len(after) == len(graph.updates)
     assert bool(after) == (train and any(True for _ in module.buffers()))
+
+
+@pytest.mark.parametrize("learns", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(2, 3, 9), (2, 3, 5, 4), (2, 3, 4, 3, 5)], ids=str)
+def test_a_frozen_norm_knows_its_gradients(shape: tuple[int, ...], dtype: torch.dtype, learns: bool) -> None:
+    """No further from double precision than torch's own, but for what sums in another order round otherwise."""
+    torch.manual_seed(0)
+    x, grad, mean, var = torch.randn(shape), torch.randn(shape), torch.randn(3), torch.rand(3) + 0.5
+    weight, bias = torch.randn(3), torch.randn(3)
+
+    def gradients(kind: torch.dtype, own: bool) -> list[Tensor]:
+        image = x.to(dtype).to(kind).requires_grad_()
+        numbers = [t.to(dtype).to(kind).requires_grad_(learns) for t in (weight, bias)]
+        known = [t.to(dtype).to(kind) for t in (mean, var)]
+        if own:
+            out: Tensor = FrozenNorm.apply(image, *numbers, *known, 1e-5)  # type: ignore[no-untyped-call]
+        else:
+            out = nn.functional.batch_norm(image, *known, *numbers, False, 0.0, 1e-5)
+        found = torch.autograd.grad(out, [image, *(numbers if learns else ())], grad.to(dtype).to(kind))
+        return [out.detach().double(), *(t.double() for t in found)]
+
+    exact, plain, mine = gradients(torch.float64, False), gradients(dtype, False), gradients(dtype, True)
+    rounding = 4 * torch.finfo(torch.promote_types(dtype, torch.float32)).eps
+    for right, theirs, ours in zip(exact, plain, mine, strict=True):
+        allowed = (theirs - right).abs().max() + rounding * right.abs().max()
+        assert (ours - right).abs().max() <= allowed
+
+
+def test_a_frozen_norm_that_learns_nothing_keeps_no_image() -> None:
+    x = torch.randn(1, 3, 16, 16, requires_grad=True)
+    kept: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):  # type: ignore[func-returns-value]
+        FrozenNorm.apply(x, torch.ones(3), None, torch.zeros(3), torch.ones(3), 1e-5)  # type: ignore[no-untyped-call]
+    assert max(kept) == 3
