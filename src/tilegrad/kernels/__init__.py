@@ -24,10 +24,14 @@ class Fused:
 
 @cache
 def kernels() -> tuple[Kernel, ...]:
-    """The longest chains first."""
+    """The longest chains first; of equal ones those for some devices alone."""
     for found in pkgutil.iter_modules(__path__):
         import_module(f"{__name__}.{found.name}")
-    return tuple(sorted((kind() for kind in Kernel.__subclasses__()), key=lambda kernel: -len(kernel.chain)))
+    return tuple(
+        sorted(
+            (kind() for kind in Kernel.__subclasses__()), key=lambda kernel: (-len(kernel.chain), len(kernel.devices))
+        )
+    )
 
 
 def with_kernels(

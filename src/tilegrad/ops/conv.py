@@ -160,6 +160,17 @@ def conv_backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of the tile, the weights and the bias, which has this shape."""
     stride, padding, dilation, groups = options
-    rest = (stride, padding, dilation, False, [0] * len(stride), groups, needs)
+    apart = needs[2] and grad.is_cuda and layout_of(grad) != torch.contiguous_format
+    rest = (stride, padding, dilation, False, [0] * len(stride), groups, [*needs[:2], needs[2] and not apart])
     of_x, of_weight, of_bias = torch.ops.aten.convolution_backward(grad, framed(x, frame), weight, bias, *rest)
+    if apart:
+        of_bias = channel_sums(grad)
     return None if of_x is None else unframed(of_x, frame), of_weight, of_bias
+
+
+def channel_sums(grad: Tensor) -> Tensor:
+    """Over all but the channels, which lie together: rows are added first, since a sum over the whole image at once
+    leaves most of a GPU without work."""
+    wide = torch.float32 if grad.element_size() < 4 else grad.dtype
+    rows = grad.movedim(1, -1).contiguous()
+    return rows.flatten(0, -3).sum(0, dtype=wide).sum(0).to(grad.dtype)

@@ -17,4 +17,4 @@ from .walks import leading_to as leading_to
 from .walks import whole_phase as whole_phase
 from .walks import works_cheaply as works_cheaply
 from .weigh import Scale as Scale
-from .weigh import Weight as Weight
+from .weight import Weight as Weight
