@@ -15,6 +15,7 @@ from torch.autograd import Function
 from ..bounds import lower_graph
 from ..errors import BudgetError, RunError
 from ..execution import Executor, Pass
+from ..execution.heap import asked_for
 from ..importers import Captured
 from ..ir import Graph, Kind
 from ..planners import (
@@ -41,6 +42,7 @@ from ..torch_private import copy_each
 from ..units import format_bytes
 from .options import Options
 from .plan_file import Planned, plan_once
+from .process import plan_for_process
 
 LOUD = 0.1  # of the predicted peak: from here on the log says what runs whole
 _log = logging.getLogger("tilegrad")
@@ -164,14 +166,18 @@ def plan_call(
     def plan() -> Planned:
         with Progress("planning") as progress:
             progress.tell(f"{len(graph.nodes)} nodes of {graph.name}")
-            schedule, planning = _plan(graph, options, graded, plain, device, machine)
-            if isinstance(schedule.islands, NodeIslands):
-                schedule = executable(schedule, graph, graded, budget)
+            return plan_for_process(inside, options, device)
+
+    def inside(options: Options) -> Planned:
+        schedule, planning = _plan(graph, options, graded, plain, device, machine)
+        if isinstance(schedule.islands, NodeIslands):
+            schedule = executable(schedule, graph, graded, options.budget_on(device))
         return schedule, planning
 
     if options.mode == "none" or (options.tile is None and budget is None):
         return plan()  # there is nothing to look for
-    asked = replace(options, budget=None), tuple(graded), str(device), plain() if budget is not None else None
+    whole = plain() if budget is not None else None
+    asked = replace(options, budget=None), tuple(graded), str(device), whole, asked_for()
     return plan_once(graph, machine, budget, asked, plan)
 
 
