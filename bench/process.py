@@ -142,7 +142,8 @@ def print_row(name: str, library: str, malloc: str, plain: bool, found: dict[str
     budget = f" of {found['budget']}" if found["budget"] and not plain else ""
     print(
         f"{name:9} {'plain' if plain else 'tiled'} {os.path.basename(library) or 'glibc':24} {malloc or '-':6} "
-        f"growth {found['growth'] / MIB:5.0f} MiB{budget}{said}; {found['faults']:8d} faults, {found['cpu_s']:6.2f} s CPU",
+        f"growth {found['growth'] / MIB:5.0f} MiB{budget}{said}; "
+        f"{found['faults']:8d} faults, {found['cpu_s']:6.2f} s CPU",
         flush=True,
     )
 

@@ -9,7 +9,7 @@ import torch
 
 from ..errors import BudgetError
 from ..execution.heap import asked_for
-from ..sim.process import beside_tensors
+from ..sim.process import code_bytes
 from ..units import format_bytes
 from .options import Options
 from .plan_file import Planned
@@ -23,13 +23,14 @@ def plan_for_process(plan: Callable[[Options], Planned], options: Options, devic
     schedule, planning = plan(options)
     if budget is None or device.type != "cpu" or asked_for() != "exact":
         return schedule, planning
+    inside = budget
     for _ in range(ROUNDS):
-        room = beside_tensors(schedule)
-        need = int(schedule.predicted["total_bytes"]) + room
+        need = int(schedule.predicted["total_bytes"]) + code_bytes(schedule)
         if need <= budget:
             planning = None if planning is None else replace(planning, budget=budget)
             return replace(schedule, predicted={**schedule.predicted, "process_bytes": need}), planning
-        schedule, planning = plan(replace(options, budget=max(1, budget - room)))
+        inside -= need - budget
+        schedule, planning = plan(replace(options, budget=max(1, inside)))
     raise BudgetError(
         f"tensors, the insides of convolutions and their code need {format_bytes(need)}, more than "
         f"{format_bytes(budget)}",

@@ -7,7 +7,12 @@ and kept.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from ..ops import find
 from ..schedule import Compute, Schedule
@@ -17,21 +22,35 @@ KINDS = 6  # of primitives for a convolution: forward, two of backward, and copi
 CODE = 64 << 10  # bytes of one, as measured: 36 to 60 KiB
 OBJECTS = 4 << 20  # of Python and autograd
 CACHED = 1024  # primitives, where ONEDNN_PRIMITIVE_CACHE_CAPACITY does not say otherwise
+LAYOUTS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
-def beside_tensors(schedule: Schedule) -> int:
-    """Bytes at most, whatever the layout of the tensors is."""
-    graph, most, shapes = schedule.graph, 0, set[tuple[str, tuple[int, ...], tuple[int, ...]]]()
-    for island in schedule.islands.values():
-        for step in island.steps:
-            if isinstance(step, Compute) and find(node := graph.node[step.node]).dense:
-                shape = step.reads[0].clip(graph.shape(node.reads[0])).shape
-                shapes.add((node.name, shape, step.out.shape))
-                size = [_blocked(s) * graph.type(node.outputs[0]).item_bytes for s in (shape, step.out.shape)]
-                most = max(most, sum(size) + max(size))
-    return most + min(CACHED, KINDS * len(shapes)) * CODE + OBJECTS
+def inside(function: Any, args: Sequence[Any], result: Any) -> int:
+    """Bytes that a convolution takes for itself, at most."""
+    if function is torch.ops.aten.convolution.default:
+        image, out = args[0], result
+    elif function is torch.ops.aten.convolution_backward.default:
+        out, image = args[:2]
+    else:
+        return 0
+    layout = LAYOUTS.get(image.dim())
+    if layout is not None and image.is_contiguous(memory_format=layout) and not image.is_contiguous():
+        return 0
+    sizes = _blocked(image), _blocked(out)
+    return sum(sizes) + (max(sizes) if out is args[0] else 0)
 
 
-def _blocked(shape: tuple[int, ...]) -> int:
-    """Elements, channels in eights."""
-    return prod((-(-size // BLOCK) * BLOCK if axis == 1 else size) for axis, size in enumerate(shape))
+def _blocked(tensor: Tensor) -> int:
+    channels = -(-tensor.shape[1] // BLOCK) * BLOCK
+    return channels * prod(tensor.shape[:1] + tensor.shape[2:]) * tensor.element_size()
+
+
+def code_bytes(schedule: Schedule) -> int:
+    """Of all convolutions, and what Python holds."""
+    shapes = {
+        (step.node, step.out.shape)
+        for island in schedule.islands.values()
+        for step in island.steps
+        if isinstance(step, Compute) and find(schedule.graph.node[step.node]).dense
+    }
+    return min(CACHED, KINDS * len(shapes)) * CODE + OBJECTS
