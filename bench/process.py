@@ -53,8 +53,8 @@ NETS: dict[str, Case] = {
     "unet": (lambda: models.unet(padding="same"), lambda: (torch.randn(1, 1, 512, 512),), {"budget": "600MiB"}),
     "small": (  # for tests
         lambda: averaged(models.vgg16(width=0.125, head=None), 64),
-        lambda: (torch.randn(1, 3, 512, 512),),
-        {"budget": "64MiB"},
+        lambda: (torch.randn(1, 3, 768, 768),),
+        {"budget": "96MiB"},
     ),
 }
 
