@@ -12,10 +12,8 @@ Rule E4  An output knows its pass, so a pass must not know the output: it looks 
 
 from __future__ import annotations
 
-import contextlib
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,6 +34,7 @@ from ..schedule import (
     Sum,
 )
 from .ahead import Ahead
+from .around import around
 from .buffers import Buffers
 from .executor import Executor
 from .field import Field
@@ -93,7 +92,7 @@ class Pass:
     def forward(self) -> tuple[list[Tensor], list[tuple[str, Tensor]]]:
         """The graph's outputs, and the buffers to replace."""
         turn = self.executor.schedule.turn
-        with torch.no_grad(), self._precision():
+        with around(self.device):
             for at in range(turn):
                 self._step(at)
         self.halo_bytes = self.halos.bytes
@@ -121,7 +120,7 @@ class Pass:
                 self.add_gradient(name, self.extent(name), grad, shared=True)
         try:
             self._check_unchanged()
-            with torch.no_grad(), self._precision():
+            with around(self.device):
                 for at in range(self.executor.schedule.turn + 1, len(self.executor.schedule.steps)):
                     self._step(at)
         finally:
@@ -174,12 +173,6 @@ class Pass:
         if name in self.tensors:
             return self.tensors[name].to(self.device)
         return self.read(name, self.extent(name)).detach()
-
-    def _precision(self) -> contextlib.AbstractContextManager[Any]:
-        """Casts are part of the graph: whatever mode the caller is in does not count."""
-        if self.device.type == "meta":
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, enabled=False)
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 

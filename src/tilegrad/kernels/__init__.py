@@ -25,13 +25,10 @@ class Fused:
 @cache
 def kernels() -> tuple[Kernel, ...]:
     """The longest chains first; of equal ones those for some devices alone."""
-    for found in pkgutil.iter_modules(__path__):
-        import_module(f"{__name__}.{found.name}")
-    return tuple(
-        sorted(
-            (kind() for kind in Kernel.__subclasses__()), key=lambda kernel: (-len(kernel.chain), len(kernel.devices))
-        )
-    )
+    for file in pkgutil.iter_modules(__path__):
+        import_module(f"{__name__}.{file.name}")
+    found = (kind() for kind in Kernel.__subclasses__())
+    return tuple(sorted(found, key=lambda kernel: (-len(kernel.chain), len(kernel.devices))))
 
 
 def with_kernels(

@@ -12,6 +12,7 @@ from ..bounds import lower_graph
 from ..errors import BudgetError
 from ..execution import Executor
 from ..execution.graphs import copied_bytes, why_not
+from ..execution.heap import asked_for
 from ..ir import Graph
 from ..planners import (
     Candidate,
@@ -39,6 +40,7 @@ from ..sim.training import training_graph
 from ..units import format_bytes
 from .options import Options
 from .plan_file import Planned, plan_once
+from .process import plan_for_process
 
 LOUD = 0.1  # of the predicted peak: from here on the log says what runs whole
 SLACK = 0.01  # of what a step allocates
@@ -55,7 +57,8 @@ def plan_call(
     ask = Ask(graph, options, tuple(graded), plain, device, known_machine(str(device)))
     if options.mode == "none" or (options.tile is None and ask.budget is None):
         return ask.plan()  # there is nothing to look for
-    asked = replace(options, budget=None), ask.graded, str(device), plain() if ask.budget is not None else None
+    whole = plain() if ask.budget is not None else None
+    asked = replace(options, budget=None), ask.graded, str(device), whole, asked_for()
     return plan_once(graph, ask.machine, ask.budget, asked, ask.answer)
 
 
@@ -77,7 +80,11 @@ class Ask:
     def answer(self) -> Planned:
         with Progress("planning") as progress:
             progress.tell(f"{len(self.graph.nodes)} nodes of {self.graph.name}")
-            return (self._recorded() if self.options.records(self.device) else None) or self.plan()
+            recorded = self._recorded() if self.options.records(self.device) else None
+            return recorded or plan_for_process(self._with, self.options, self.device)
+
+    def _with(self, options: Options) -> Planned:
+        return replace(self, options=options).plan()
 
     def _recorded(self) -> Planned | None:
         """For steps that are recorded as CUDA graphs: no Python between kernels, and room for what is copied. None

@@ -52,7 +52,8 @@ class Conv(Op):
         x, weight = tiles[0], tiles[1]
         bias = tiles[call.index["bias"]] if "bias" in call.index else None
         frame, options = self.options(call, place)
-        if not place.unread and not (frame and torch.is_grad_enabled()):
+        apart = bool(frame) or (x.is_cuda and bias is not None)
+        if not place.unread and not (apart and torch.is_grad_enabled()):
             return CONV[self.spatial - 1](framed(x, frame), weight, bias, *options)
         batch = x if x.dim() > self.spatial + 1 else x[None]
         shape = (*batch.shape[:1], *place.out.shape[-self.spatial - 1 :]) if place.unread else None

@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..execution.heap import asked_for
 from ..torch_private import TorchDispatchMode
 from .blanks import run_blank
+from .process import inside
 
 
 class PeakBytes:
@@ -70,6 +72,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.kind = kind
         self.now = self.peak = 0
         self.alive: dict[int, int] = {}
+        self.foresees = kind == "meta" and asked_for() == "exact"  # what a process will hold: kernels' own memory too
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -80,6 +83,8 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = run_blank(func, args, kwargs) if self.kind == "meta" else func(*args, **kwargs)
         for tensor in _tensors((result,)):
             self._meet(tensor)
+        if self.foresees:
+            self.peak = max(self.peak, self.now + inside(func, args, result))
         return result
 
     def _known(self, tensor: Tensor) -> None:

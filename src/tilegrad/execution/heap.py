@@ -1,0 +1,87 @@
+"""How the C library hands out memory while a pass runs on the CPU: `TILEGRAD_MALLOC`, for glibc.
+
+torch asks for aligned blocks. glibc takes a larger one, cuts the rest off and gives that to small objects, so that the
+hole of a tile is too small for the next tile of the same size: the heap grows to twice of what is alive.
+
+exact  Blocks are mapped one by one and go back when they are freed: the process is as large as what is alive. Every
+       page of every block is new, and the system fills it with zeros.
+keep   Everything comes from one heap, and nothing goes back, between steps neither: after a few steps there are no page
+       faults any more, and the heap is as large as it ever was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from collections.abc import Iterator
+from functools import cache
+from threading import Lock
+
+import torch
+
+from ..errors import InputError
+
+MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # of glibc's mallopt: blocks from here on are mapped; what is kept at the top
+MOST = (1 << 31) - 1
+MODES = {"exact": (256 << 10, 128 << 10), "keep": (MOST, MOST)}
+SETTLED = (32 << 20, 64 << 20)  # where glibc's own rule ends once a block of 32 MiB was freed; mallopt switches it off
+_lock = Lock()
+_inside = 0  # passes that run
+
+
+def asked_for() -> str | None:
+    """What `TILEGRAD_MALLOC` says; None where it says nothing, or the C library is another."""
+    mode = os.environ.get("TILEGRAD_MALLOC", "").strip().lower()
+    if mode and mode not in MODES:
+        raise InputError(f"TILEGRAD_MALLOC={mode}", hint=f"{' or '.join(MODES)}, or leave it unset")
+    return mode if mode and _library() is not None else None
+
+
+@contextlib.contextmanager
+def served(device: torch.device) -> Iterator[None]:
+    """Memory as it is asked for, as long as a pass runs."""
+    mode = asked_for() if device.type == "cpu" else None
+    if mode is None:
+        yield
+        return
+    _enter(mode)
+    try:
+        yield
+    finally:
+        _leave(mode)
+
+
+def _enter(mode: str) -> None:
+    global _inside
+    with _lock:
+        _inside += 1
+        if _inside == 1:
+            _set(MODES[mode])
+
+
+def _leave(mode: str) -> None:
+    global _inside
+    with _lock:
+        _inside -= 1
+        if not _inside and mode != "keep":
+            _set(SETTLED)
+
+
+def _set(thresholds: tuple[int, int]) -> None:
+    library = _library()
+    assert library is not None
+    for name, size in zip((MMAP_THRESHOLD, TRIM_THRESHOLD), thresholds, strict=True):
+        library.mallopt(name, size)
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
+    """glibc, if it is the one that allocates: not where another allocator was loaded before it."""
+    try:
+        library = ctypes.CDLL(None)
+    except (OSError, TypeError):  # Windows
+        return None
+    others = ("tc_malloc", "mallctl", "mi_malloc")  # tcmalloc, jemalloc, mimalloc
+    glibc = hasattr(library, "gnu_get_libc_version") and not any(hasattr(library, name) for name in others)
+    return library if glibc else None
