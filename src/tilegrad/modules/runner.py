@@ -9,12 +9,13 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
 
 from ..bounds import lower_graph
 from ..errors import BudgetError, RunError
 from ..execution import Executor, Pass
+from ..execution.compilation import Compilation
 from ..importers import Captured
 from ..ir import Graph, Kind
 from ..planners import (
@@ -63,7 +64,18 @@ class Runner:
         self.schedule, self.planning = plan_call(captured.graph, options.on(device), graded, cache(plain), device)
         if self.schedule.mode != "none" and self.schedule.phases:
             say_what_is_whole(self.schedule)
-        self.engine = Executor(self.schedule, device.type)
+        self.compile = None if options.compile is None else dict(options.compile)
+        self.engine = Executor(self.schedule, device.type, self.compile)
+        self._plain: Compilation | None = None
+
+    def plain(self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """It fits as it is."""
+        if self.compile is not None:
+            self._plain = self._plain or Compilation(module.forward, self.compile, type(module).__name__)
+            ran, found = self._plain.attempt(*args, **kwargs)
+            if ran:
+                return found
+        return module.forward(*args, **kwargs)
 
     def __call__(self, tensors: Mapping[str, Tensor], device: torch.device, flat: Sequence[Any] = ()) -> Any:
         """Run on what `Captured.bind` gave. `flat`: the tensors among the arguments."""
@@ -171,7 +183,7 @@ def plan_call(
 
     if options.mode == "none" or (options.tile is None and budget is None):
         return plan()  # there is nothing to look for
-    asked = replace(options, budget=None), tuple(graded), str(device), plain() if budget is not None else None
+    asked = replace(options, budget=None, compile=None), tuple(graded), str(device), plain() if budget is not None else None
     return plan_once(graph, machine, budget, asked, plan)
 
 

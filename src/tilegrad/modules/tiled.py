@@ -16,6 +16,7 @@ from ..importers import LOCK, device_of, export_call, fill, from_shapes, tracing
 from ..planners import Planning
 from ..schedule import Schedule, format_plan, plan_to_json
 from ..sim.plain import plain_bytes
+from ..torch_private import uncompiled
 from .calls import Calls, ModuleCall, explained
 from .options import Options
 from .runner import Runner
@@ -37,6 +38,7 @@ def tile(
     mode: str = "auto",
     halos: str = "auto",
     planner: str = "auto",
+    compile: bool | Mapping[str, Any] | None = None,
 ) -> TiledModule: ...
 
 
@@ -60,6 +62,7 @@ def tile(
     mode: str = "auto",
     halos: str = "auto",
     planner: str = "auto",
+    compile: bool | Mapping[str, Any] | None = None,
     mesh: DeviceMesh | None = None,
     exchange: str = "auto",
     timeout: float | None = None,
@@ -73,18 +76,22 @@ def tile(
     planner: "auto", or one of "keep", "segments", "recompute", "offload", "mixed", "tile".
     axes: what to cut, among "n", "d", "h", "w" (default: the image's axes).
     mode: "stream", "scatter", "gather", "none", or "auto" (stream). halos: kept on "device", "host" or "disk".
+    compile: True, or a dict with "backend", "mode" and "options" of `torch.compile`: tiles run through it, each kind of
+    tile compiled once. By default so it is for a module that `torch.compile` was called on.
     mesh: ranks that own boxes of the image, a `DeviceMesh` with axes among "batch", "d", "h" and "w"; the budget is
     then each rank's own. exchange: halos move once per "segment", per "layer", or what is faster ("auto"). timeout:
     seconds to wait for another rank. See `tilegrad.distributed`.
     """
+    module, compiled = uncompiled(module)
     if mesh is not None:
         from ..distributed import distribute
 
-        if (tile, axes, mode, halos, planner) != (None, None, "auto", "auto", "auto"):
-            what = "with a mesh there is a budget, but no tile, axes, mode, halos or planner"
+        if (tile, axes, mode, halos, planner) != (None, None, "auto", "auto", "auto") or compile:
+            what = "with a mesh there is a budget, but no tile, axes, mode, halos, planner or compile"
             raise InputError(what, hint='budget="4GiB"')
         return distribute(module, mesh, budget=budget, exchange=exchange, timeout=timeout)
-    return TiledModule(module, Options.parse(budget, tile, axes, mode, halos, planner))
+    wanted = compiled if compile is None else compile
+    return TiledModule(module, Options.parse(budget, tile, axes, mode, halos, planner, wanted))
 
 
 @dataclass
@@ -138,7 +145,7 @@ class TiledModule(Wrapped):
             runner = self._state.last = self._runner(call)
             tensors, device = runner.captured.bind(call.flat), device_of(self.module)
         if runner.schedule.mode == "none":
-            return self.module.forward(*args, **kwargs)  # it fits as it is
+            return runner.plain(self.module, args, kwargs)
         return runner(tensors, device, call.flat)
 
     def _runner(self, call: ModuleCall) -> Runner:
