@@ -69,7 +69,7 @@ def saving_is_hooked() -> bool:
 
 def operators_are_watched() -> bool:
     """Does somebody (a profile, a count of bytes) see every operator that runs?"""
-    return bool(_get_current_dispatch_mode_stack())  # type: ignore[no-untyped-call]
+    return bool(_get_current_dispatch_mode_stack())
 
 
 def uncompiled(module: Any) -> tuple[Any, bool]:

@@ -12,6 +12,7 @@ import hashlib
 import logging
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from textwrap import shorten
 from types import FunctionType
 from typing import Any
 from weakref import WeakValueDictionary
@@ -19,6 +20,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
 
 from ..progress import Progress, tick
 from ..torch_private import TorchDispatchMode, operators_are_watched, pytree
@@ -66,11 +68,9 @@ def _apart(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def say_why_not(what: str, error: Exception) -> None:
-    text = str(error).strip()
-    _say(text.splitlines()[0] if text else type(error).__name__, what)
-
-
-def _say(reason: str, what: str) -> None:
+    """The log gets the first lines of an error; behind them compilers quote code."""
+    lines = [line for line in str(error).splitlines() if line.strip()][:2] or [type(error).__name__]
+    reason = shorten(" ".join(lines if lines[0].endswith(":") else lines[:1]), 200)
     if reason not in _said:
         _said.add(reason)
         _log.warning("%s cannot be compiled and runs as it is: %s", what, reason)
@@ -97,15 +97,15 @@ def compilation_of(
     found = _compilations.get(key)
     if found is None:
         # Dynamo does not look into it; autograd does, and so do the compilers behind it.
-        opaque = torch.compiler.allow_in_graph(lambda *given: tuple(_ticking(function)(given)))
+        opaque = torch.compiler.allow_in_graph(_ticking(function))  # type: ignore[no-untyped-call]
         found = _compilations[key] = Compilation(opaque, options, what)
     return found
 
 
-def _ticking(function: Callable[[Tensors], Tensors]) -> Callable[[Tensors], Tensors]:
-    def run(tensors: Tensors) -> Tensors:
+def _ticking(function: Callable[[Tensors], Tensors]) -> Callable[..., tuple[Tensor, ...]]:
+    def run(*tensors: Tensor) -> tuple[Tensor, ...]:
         tick()
-        return function(tensors)
+        return tuple(function(tensors))
 
     return run
 
@@ -117,7 +117,7 @@ def _digest(function: Callable[[Tensors], Tensors], tensors: Tensors) -> str:
         for t in tensors
     ]
     leaves = [blank for blank in blanks if blank.requires_grad]
-    with _Calls() as calls, saved_tensors_hooks(_as_it_is, _as_it_is):
+    with _Calls() as calls, _Constants(calls), saved_tensors_hooks(_as_it_is, _as_it_is):
         calls.note("arguments", [(blank, blank.requires_grad) for blank in blanks])
         made = function(blanks)
         calls.note("results", [(tensor, tensor.requires_grad) for tensor in made])
@@ -154,6 +154,22 @@ class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._alive.append(tensor)
         memory, content = tensor.untyped_storage()._cdata, None
         if memory not in self._met and tensor.device.type != "meta":
-            content = tensor.tolist()  # a constant
+            content = tensor.tolist()
         number = self._met.setdefault(memory, len(self._met))
         return number, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype, content
+
+
+class _Constants(TorchFunctionMode):
+    """Numbers that become tensors: where there is no data, no operator sees them."""
+
+    def __init__(self, calls: _Calls) -> None:
+        super().__init__()
+        self.calls = calls
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _FROM_DATA:
+            self.calls.note(func, args, kwargs)
+        return func(*args, **(kwargs or {}))
+
+
+_FROM_DATA = frozenset({torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, Tensor.new_tensor})

@@ -125,9 +125,7 @@ class Compiled:
             for at, one in enumerate(found):
                 call = self.executor.calls[one.node]
                 yield from (
-                    Argument(name, box)
-                    for name, box in _boxes(call, one)[1 if at else 0 :]
-                    if name not in made
+                    Argument(name, box) for name, box in _boxes(call, one)[1 if at else 0 :] if name not in made
                 )
             made.add(self._out(found[-1]))
 

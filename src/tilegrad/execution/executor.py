@@ -78,7 +78,8 @@ class Executor:
         if island.name not in self._programs:
             steps = with_kernels(island, self.graph, self.calls, self.device)
             found = tuple(_in_stretches(self._with_whole(island, steps)))
-            self._programs[island.name] = found if self.compile is None else tuple(with_compiled(self, island, found))
+            apart = self.compile is None or island.refers is not None  # no record of a function can refer to values
+            self._programs[island.name] = found if apart else tuple(with_compiled(self, island, found))
         return self._programs[island.name]
 
     def _with_whole(self, island: Island, steps: Sequence[IslandStep | Fused]) -> Iterator[AnyStep]:

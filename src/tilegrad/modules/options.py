@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -121,7 +122,7 @@ def _compile_options(asked: Any) -> tuple[tuple[str, Any], ...] | None:
             warnings.simplefilter("ignore")  # of what it imports
             torch.compile(_nothing, **options)
     except (RuntimeError, TypeError, ValueError) as error:
-        raise InputError(f"torch.compile refuses {options}: {str(error).splitlines()[0]}") from error
+        raise InputError(f"torch.compile refuses {options}: {shorten(str(error), 160)}") from error
     return tuple(sorted(options.items()))
 
 

@@ -183,7 +183,12 @@ def plan_call(
 
     if options.mode == "none" or (options.tile is None and budget is None):
         return plan()  # there is nothing to look for
-    asked = replace(options, budget=None, compile=None), tuple(graded), str(device), plain() if budget is not None else None
+    asked = (
+        replace(options, budget=None, compile=None),
+        tuple(graded),
+        str(device),
+        plain() if budget is not None else None,
+    )
     return plan_once(graph, machine, budget, asked, plan)
 
 

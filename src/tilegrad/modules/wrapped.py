@@ -51,7 +51,8 @@ class Wrapped(nn.Module):
         if isinstance(module, Wrapped):
             raise InputError("this module is tiled already", hint="tilegrad.tile(model.module, …)")
         if Wrapped._opaque is None:  # not before, since it loads all of torch's compiler, as does a capture
-            Wrapped._opaque = staticmethod(torch.compiler.disable(_run, reason="a tiled module is one call"))
+            opaque = torch.compiler.disable(_run, reason="a tiled module is one call")  # type: ignore[no-untyped-call]
+            Wrapped._opaque = staticmethod(opaque)
         object.__setattr__(self, "_tilegrad_module", module)
         object.__setattr__(self, "_tilegrad_state", state)
         object.__setattr__(self, "__dict__", module.__dict__)
@@ -76,7 +77,7 @@ class Wrapped(nn.Module):
         return (_run if torch.compiler.is_exporting() else Wrapped._opaque)(self, *args, **kwargs)
 
     @property
-    def _compiled_call_impl(self) -> None:
+    def _compiled_call_impl(self) -> None:  # type: ignore[override]
         """What `module.compile()` has put into the attributes would run the module itself."""
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
