@@ -43,7 +43,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Compilation]:
         found.append(self)
 
     monkeypatch.setattr(Compilation, "__init__", noted)
-    compilation._compilations.clear()
+    compilation.compilations.clear()
     compilation._said.clear()
     return found
 
@@ -156,7 +156,7 @@ def test_one_compilation_per_kind_of_tile(made: list[Compilation]) -> None:
     for height in (48, 96):
         tilegrad.tile(net, tile={"h": 8})(torch.randn(1, 2, height, 12))
         made.clear()
-        compilation._compilations.clear()
+        compilation.compilations.clear()
         tilegrad.tile(net, tile={"h": 8}, compile=EAGER)(torch.randn(1, 2, height, 12)).sum().backward()
         counts.append(len(made))
     assert counts[0] == counts[1] <= 8  # top, bottom and between, with and without gradients
@@ -166,7 +166,7 @@ def test_equal_blocks_share(made: list[Compilation]) -> None:
     counts = []
     for count in (3, 5):
         made.clear()
-        compilation._compilations.clear()
+        compilation.compilations.clear()
         tilegrad.tile(blocks(count), tile={"h": 8}, compile=EAGER)(torch.randn(1, 4, 24, 8)).sum().backward()
         counts.append(len(made))
     assert counts[0] == counts[1]

@@ -22,7 +22,6 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
-from ..progress import Progress, tick
 from ..torch_private import TorchDispatchMode, operators_are_watched, pytree
 
 Tensors = Sequence[Tensor]
@@ -43,9 +42,8 @@ class Compilation:
             return False, None
         if self._works:
             return True, self._function(*args, **kwargs)
-        with Progress("compiling") as progress, warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a compiler's, of code that nobody here wrote
-            progress.tell(self.what)
             try:
                 found = self._function(*args, **kwargs)
             except torch.OutOfMemoryError:
@@ -81,7 +79,7 @@ _said: set[str] = set()
 
 # -- functions that are alike ------------------------------------------------------------------------------------------
 
-_compilations: WeakValueDictionary[Hashable, Compilation] = WeakValueDictionary()
+compilations: WeakValueDictionary[Hashable, Compilation] = WeakValueDictionary()
 
 
 def compilation_of(
@@ -94,20 +92,12 @@ def compilation_of(
         say_why_not(what, error)
         return None
     key = calls, tensors[0].device, repr(sorted(options.items()))
-    found = _compilations.get(key)
+    found = compilations.get(key)
     if found is None:
         # Dynamo does not look into it; autograd does, and so do the compilers behind it.
-        opaque = torch.compiler.allow_in_graph(_ticking(function))  # type: ignore[no-untyped-call]
-        found = _compilations[key] = Compilation(opaque, options, what)
+        opaque = torch.compiler.allow_in_graph(lambda *given: tuple(function(given)))  # type: ignore[no-untyped-call]
+        found = compilations[key] = Compilation(opaque, options, what)
     return found
-
-
-def _ticking(function: Callable[[Tensors], Tensors]) -> Callable[..., tuple[Tensor, ...]]:
-    def run(*tensors: Tensor) -> tuple[Tensor, ...]:
-        tick()
-        return tuple(function(tensors))
-
-    return run
 
 
 def _digest(function: Callable[[Tensors], Tensors], tensors: Tensors) -> str:

@@ -17,6 +17,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from ..kernels import Fused
 from ..ops import Call, Place
+from ..progress import Progress, tick
 from ..region import Box
 from ..schedule import Compute, Fold, Free, Island, IslandStep, Join, Load, Store
 from .compilation import Compilation, compilation_of
@@ -48,7 +49,7 @@ class Compiled:
     `behind`."""
 
     def __init__(self, executor: Executor, island: Island, steps: Sequence[PartStep]):
-        self.executor, self.steps = executor, tuple(steps)
+        self.executor, self.island, self.steps = executor, island.name, tuple(steps)
         self.joins = [step for step in steps if isinstance(step, Join)]
         self.loads = [step for step in steps if isinstance(step, Load)]
         self.behind = [step for step in steps if isinstance(step, Store | Fold | Free)]
@@ -56,17 +57,20 @@ class Compiled:
         self.arguments: list[Argument] = list(dict.fromkeys(self._arguments()))
         self.makes = self._makes()
         self._known: dict[Any, Compilation | None] = {}
-        self._what = f"{island.name}, {len(self.nodes)} nodes from {self.nodes[0]} to {self.nodes[-1]}"
+        self._what = f"{len(self.nodes)} nodes of {island.name} ({self.nodes[0]} to {self.nodes[-1]})"
 
     def run(self, arguments: Sequence[Tensor], halos: Sequence[Tensor], unread: frozenset[str]) -> list[Tensor] | None:
         """What is made, then halos; None: it cannot be compiled."""
         tensors = (*arguments, *halos)
         look = unread, tuple((t.shape, t.stride(), t.dtype, t.requires_grad) for t in tensors)
-        if look not in self._known:
+        if look in self._known:
+            return _attempt(self._known[look], tensors)
+        executor = self.executor
+        executor.met.add(self.island)
+        with Progress("compiling") as progress:
+            progress.tell(self._what, len(executor.met), len(executor.schedule.islands))
             self._known[look] = self._find(tensors, unread)
-        known = self._known[look]
-        ran, found = known.attempt(*tensors) if known is not None else (False, None)
-        return found if ran else None
+            return _attempt(self._known[look], tensors)
 
     def _find(self, tensors: Sequence[Tensor], unread: frozenset[str]) -> Compilation | None:
         options = self.executor.compile
@@ -85,6 +89,7 @@ class Compiled:
             return narrowed(*made[name], box) if name in made else known[Argument(name, box)]
 
         for step in self.steps:
+            tick()
             match step:
                 case Compute(node=node, out=box):
                     call, device = self.executor.calls[node], tensors[0].device
@@ -153,6 +158,11 @@ class Compiled:
 
     def _out(self, step: Compute) -> str:
         return self.executor.graph.node[step.node].outputs[0]
+
+
+def _attempt(known: Compilation | None, tensors: Sequence[Tensor]) -> list[Tensor] | None:
+    ran, found = known.attempt(*tensors) if known is not None else (False, None)
+    return found if ran else None
 
 
 def _none(*_: object) -> None:

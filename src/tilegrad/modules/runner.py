@@ -70,12 +70,16 @@ class Runner:
 
     def plain(self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """It fits as it is."""
-        if self.compile is not None:
-            self._plain = self._plain or Compilation(module.forward, self.compile, type(module).__name__)
+        if self.compile is None:
+            return module.forward(*args, **kwargs)
+        if self._plain is not None:
             ran, found = self._plain.attempt(*args, **kwargs)
-            if ran:
-                return found
-        return module.forward(*args, **kwargs)
+        else:
+            self._plain = Compilation(module.forward, self.compile, type(module).__name__)
+            with Progress("compiling") as progress:
+                progress.tell(self._plain.what)
+                ran, found = self._plain.attempt(*args, **kwargs)
+        return found if ran else module.forward(*args, **kwargs)
 
     def __call__(self, tensors: Mapping[str, Tensor], device: torch.device, flat: Sequence[Any] = ()) -> Any:
         """Run on what `Captured.bind` gave. `flat`: the tensors among the arguments."""
