@@ -232,18 +232,20 @@ def test_it_runs_as_it_is_and_says_why(
     assert "no compiler here" in lines[0]
 
 
-def test_whoever_watches_operators_sees_them() -> None:
+def test_whoever_watches_operators_sees_them(made: list[Compilation]) -> None:
     net, image = chain(), torch.randn(1, 2, 24, 12)
     peaks = []
     for asked in (False, EAGER):
         tiled = tilegrad.tile(net, tile={"h": 8}, compile=asked)
-        tiled(image).sum().backward()
-        net.zero_grad()
+        tiled.plan_for(image.clone())
         with PeakBytes() as peak:
             tiled(image).sum().backward()
         net.zero_grad()
         peaks.append(peak.bytes)
     assert peaks[0] == peaks[1]
+    assert not made
+    tiled(image).sum().backward()
+    assert works(made)
 
 
 def test_memory_is_not_more_than_without(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from ..ops import Call, Place
 from ..progress import Progress, tick
 from ..region import Box
 from ..schedule import Compute, Fold, Free, Island, IslandStep, Join, Load, Store
+from ..torch_private import operators_are_watched
 from .compilation import Compilation, compilation_of
 from .saved import Enter
 from .seam import Seam
@@ -248,6 +249,9 @@ def _stays_outside(executor: Executor, step: PartStep) -> bool:
 
 def run_compiled(record: Record, step: Compiled) -> None:
     """Run it in a record; or what it stands for, where it cannot be compiled."""
+    if operators_are_watched():  # rule Z3: nor is anything compiled
+        record.run_steps(step.steps)
+        return
     run, buffers = record.owner, record.owner.buffers
     record.run_steps(step.loads)
     arguments = [record.tensor(each.value, each.box) for each in step.arguments]
