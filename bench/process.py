@@ -99,7 +99,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     warm_up()
     factory, make_inputs, options = NETS[args.nets]
     layout = getattr(torch, args.layout)
-    net = factory().to(memory_format=layout)
+    net = factory().to(memory_format=layout)  # type: ignore[call-overload]
     inputs = [t.to(memory_format=layout) if t.dim() == 4 else t for t in make_inputs()]
     outside = sum(t.nbytes for t in (*inputs, *net.parameters(), *net.buffers()))
     run, predicted = net, {}

@@ -7,6 +7,7 @@ by their schemas (`_schema`), and storages are told apart by their address in C 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,7 +17,11 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.modules import module as _module
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+)
 
 __all__ = [
     "FakeTensor",
@@ -30,9 +35,11 @@ __all__ = [
     "copy_each",
     "expand_segments",
     "next_number",
+    "operators_are_watched",
     "pytree",
     "saving_is_hooked",
     "transforms_active",
+    "uncompiled",
     "without_modes",
     "without_overrides",
 ]
@@ -61,6 +68,19 @@ next_number: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", lam
 def saving_is_hooked() -> bool:
     """Does somebody (a checkpoint, `save_on_cpu`) handle what autograd saves?"""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def operators_are_watched() -> bool:
+    """Does somebody (a profile, a count of bytes) see every operator that runs?"""
+    return bool(_get_current_dispatch_mode_stack())
+
+
+def uncompiled(module: Any) -> tuple[Any, bool]:
+    """The module inside of what `torch.compile` made, and whether it, or `module.compile()`, has been asked for."""
+    found = sys.modules.get("torch._dynamo.eval_frame")  # nobody compiles without it
+    if found is not None and isinstance(module, found.OptimizedModule):
+        return module._orig_mod, True
+    return module, getattr(module, "_compiled_call_impl", None) is not None
 
 
 def copy_each(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from ..bounds import call_of, needed_gradients, reached_by
 from ..kernels import Fused, with_kernels
@@ -22,19 +23,21 @@ from ..schedule import (
     Store,
     unread_nodes,
 )  # fmt: skip
-from .prepared import Prepared, prepared
+from .compiled import Compiled, PartStep, with_compiled
+from .prepared import prepared
 from .stretch import Stretch, WholeChain, WholeNode, WholeStep
 
 AnyStep = IslandStep | Fused | WholeStep
-ProgramStep = IslandStep | Fused | WholeNode | Stretch | Prepared
+ProgramStep = PartStep | Compiled
 
 
 class Executor:
     """A schedule, ready to run: operators looked up, and when what is held for the last time. `device`: the kind of
-    device it runs on, for which there may be kernels."""
+    device it runs on, for which there may be kernels. `compile`: options of `torch.compile`, if it shall be used."""
 
-    def __init__(self, schedule: Schedule, device: str = "cpu"):
-        self.schedule, self.graph, self.device = schedule, schedule.graph, device
+    def __init__(self, schedule: Schedule, device: str = "cpu", compile: Mapping[str, Any] | None = None):
+        self.schedule, self.graph, self.device, self.compile = schedule, schedule.graph, device, compile
+        self.met: set[str] = set()  # islands that are compiled, as far as we got
         self._programs: dict[str, tuple[ProgramStep, ...]] = {}
         self._plain: dict[str, bool] = {}
         self._unread: dict[str, frozenset[str]] = {}
@@ -76,11 +79,13 @@ class Executor:
     def program(self, island: Island) -> tuple[ProgramStep, ...]:
         """An island's steps, made once: several nodes are one step where there is a kernel for them."""
         if island.name not in self._programs:
-            steps = with_kernels(island, self.graph, self.calls, self.device)
-            program = _in_stretches(self._with_whole(island, steps))
-            self._programs[island.name] = tuple(
-                prepared(self, step) if isinstance(step, Compute | Fused | Join) else step for step in program
-            )
+            fused = with_kernels(island, self.graph, self.calls, self.device)
+            steps = [
+                prepared(self, step) if isinstance(step, Compute | Fused | Join) else step
+                for step in _in_stretches(self._with_whole(island, fused))
+            ]
+            apart = self.compile is None or island.refers is not None  # no record of a function can refer to values
+            self._programs[island.name] = tuple(steps if apart else with_compiled(self, island, steps))
         return self._programs[island.name]
 
     def _with_whole(self, island: Island, steps: Sequence[IslandStep | Fused]) -> Iterator[AnyStep]:
@@ -171,7 +176,7 @@ class Executor:
         return op
 
 
-def _in_stretches(steps: Iterable[AnyStep]) -> Iterator[ProgramStep]:
+def _in_stretches(steps: Iterable[AnyStep]) -> Iterator[IslandStep | Fused | WholeNode | Stretch]:
     """Whole nodes in a row as one step; what they store is stored behind it. What is freed there must be made there:
     the rest is in other hands."""
     row: dict[str, WholeStep] = {}  # by what they make
@@ -200,7 +205,7 @@ def _in_stretches(steps: Iterable[AnyStep]) -> Iterator[ProgramStep]:
 
 def _flushed(
     row: Mapping[str, WholeStep], freed: Sequence[str], behind: Mapping[str, Sequence[IslandStep]]
-) -> Iterator[ProgramStep]:
+) -> Iterator[IslandStep | Fused | WholeNode | Stretch]:
     if row:
         yield Stretch(tuple(row.values()), freed)
     for stores in behind.values():

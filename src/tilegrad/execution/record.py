@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,6 +21,8 @@ from ..ops import Call, Place
 from ..region import Box
 from ..schedule import Fold, Free, Island, Load, Store
 from ..torch_private import saving_is_hooked
+from .compiled import Compiled, narrowed, run_compiled
+from .executor import ProgramStep
 from .prepared import TileChain, TileJoin, TileNode
 from .saved import Adoptions, Enter, Holdings, References, Saved, fills, memory_of, trimmed
 from .seam import JoinFunction, OwnedFunction, Seam
@@ -56,6 +58,7 @@ class Record:
         self.stored: list[tuple[Store, GradientEdge, torch.dtype]] = []
         self.folded: list[tuple[Fold, Root, torch.dtype, list[Tensor]]] = []
         self.tokens: list[Tensor] = []
+        self.given: list[tuple[Hashable, GradientEdge]] = []  # halos of compiled functions
         self.missing = writes
         self.unread = run.executor.unread(island) if graded and run.again and not self.missing else frozenset()
         self.hooks: References | Adoptions | Holdings | None = None
@@ -81,32 +84,37 @@ class Record:
                 stack.enter_context(torch.enable_grad())
             if self.hooks is not None:
                 stack.enter_context(self.hooks.hooks())
-            for step in self.owner.executor.program(self.island):
-                match step:
-                    case Stretch():
-                        self._run_stretch(step)
-                    case WholeNode():
-                        self._compute_whole(step)
-                    case TileNode():
-                        self._compute(step)
-                    case TileChain():
-                        self._run_chain(step)
-                    case Free(value=value):
-                        self.values.pop(value, None)
-                    case TileJoin():
-                        self._join(step)
-                    case Load():
-                        self._load(step)
-                    case Store():
-                        self._store(step)
-                    case Fold():
-                        self._fold(step)
+            self.run_steps(self.owner.executor.program(self.island))
         if isinstance(self.hooks, References):
             self._refer(self.hooks)
         self.values.clear()
         self.whole = {name: leaf for name, leaf in self.whole.items() if leaf.is_leaf and leaf.requires_grad}
         if isinstance(self.hooks, Adoptions):
             self.hooks.pending.clear()
+
+    def run_steps(self, steps: Sequence[ProgramStep]) -> None:
+        for step in steps:
+            match step:
+                case Stretch():
+                    self._run_stretch(step)
+                case WholeNode():
+                    self._compute_whole(step)
+                case TileNode():
+                    self._compute(step)
+                case TileChain():
+                    self._run_chain(step)
+                case Compiled():
+                    run_compiled(self, step)
+                case Free(value=value):
+                    self.values.pop(value, None)
+                case TileJoin():
+                    self._join(step)
+                case Load():
+                    self._load(step)
+                case Store():
+                    self._store(step)
+                case Fold():
+                    self._fold(step)
 
     def holds(self, memory: int) -> bool:
         """Does autograd keep what lies there?"""
@@ -156,7 +164,7 @@ class Record:
             return known
         return self._input(name) if name in self.island.whole else self.values[name][0]
 
-    def _tensor(self, name: str, box: Box) -> Tensor:
+    def tensor(self, name: str, box: Box) -> Tensor:
         """A box of a value that this island holds."""
         if name in self.island.whole:
             found, have = self._input(name), self.owner.executor.full[name]
@@ -164,16 +172,11 @@ class Record:
             found, have = self.values[name]
         else:
             return self.owner.empty(name, box.shape)
-        if box == have:
-            return found
-        for dim, (want, side) in enumerate(zip(box, have, strict=True)):
-            if want != side:
-                found = found.narrow(dim, want.lo - side.lo if want.size else 0, want.size)
-        return found
+        return found if box == have else narrowed(found, have, box)
 
     def _compute(self, node: TileNode) -> None:
         run, step, name = self.owner, node.step, node.step.node
-        tiles = [self._tensor(value, box) for value, box in node.reads]
+        tiles = [self.tensor(value, box) for value, box in node.reads]
         unread = name in self.unread and node.out in run.needs
         place = Place(step.out, step.reads, run.seed_of(name) if node.op.random else 0, run.device, unread)
         result = self._run_tiles(node, tiles, place)
@@ -199,7 +202,7 @@ class Record:
 
     def _run_chain(self, chain: TileChain) -> None:
         """Several nodes at once."""
-        tiles = [[self._tensor(value, box) for value, box in reads] for reads in chain.reads]
+        tiles = [[self.tensor(value, box) for value, box in reads] for reads in chain.reads]
         place = Place(chain.first.out, chain.first.reads, 0, self.owner.device)
         self.values[chain.out] = (chain.fused.kernel.run(chain.calls, tiles, place), chain.fused.steps[-1].out)
 
@@ -245,7 +248,7 @@ class Record:
         return held
 
     def _store(self, step: Store) -> None:
-        tensor = self._tensor(step.value, step.box)
+        tensor = self.tensor(step.value, step.box)
         if step.value in self.missing:
             self.owner.write(step.value, step.box, tensor.detach())
         if self.graded and tensor.requires_grad:
@@ -255,7 +258,7 @@ class Record:
         run = self.owner
         call, op = run.executor.calls[step.node], run.executor.reduction(step.node)
         value = call.node.inputs[0].value
-        tile = self._tensor(value, step.box)
+        tile = self.tensor(value, step.box)
         others = self._beside(call, step.box)
         if not run.again:
             place = Place(run.extent(call.node.outputs[0]), (step.box,))
@@ -279,7 +282,7 @@ class Record:
         try:
             roots, grads = self._seeds()
             fresh = [leaf for leaf in self.whole.values() if leaf.grad is None]
-            self.stored, self.folded, self.tokens = [], [], []
+            self.stored, self.folded, self.tokens, self.given = [], [], [], []
             if roots:
                 torch.autograd.backward(roots, grads)  # type: ignore[arg-type]  # takes both kinds
             self._settle(fresh, grads)
@@ -294,8 +297,10 @@ class Record:
                 seeds[step.value, step.box] = edge, grad.to(dtype)
         for fold in self.folded:
             self._unfold(seeds, *fold)
-        roots = [*self.tokens, *(root for root, _ in seeds.values())]
-        return roots, [*(torch.empty_like(token) for token in self.tokens), *(grad for _, grad in seeds.values())]
+        given = ((edge, run.halo_grads.take(key)) for key, edge in self.given)
+        pairs = [*seeds.values(), *((edge, grad) for edge, grad in given if grad is not None)]
+        roots = [*self.tokens, *(root for root, _ in pairs)]
+        return roots, [*(torch.empty_like(token) for token in self.tokens), *(grad for _, grad in pairs)]
 
     def _unfold(
         self,
@@ -363,6 +368,6 @@ class Record:
         circle that no garbage collector sees through."""
         self.values.clear()
         self.whole.clear()
-        self.stored, self.folded, self.tokens = [], [], []
+        self.stored, self.folded, self.tokens, self.given = [], [], [], []
         self.arrived.clear()
         self.hooks = None

@@ -132,14 +132,8 @@ class Pass:
     def _outside_gradients(self) -> dict[str, Tensor]:
         if self.ranks is not None:
             self.ranks.wait()
-        found = {}
-        for name in self.needs & self.tensors.keys():
-            grad = self.gradient(name, None)
-            if grad is not None:
-                found[name] = grad
-        for name in self.reached & self.tensors.keys() - found.keys():
-            found[name] = torch.zeros_like(self.tensors[name])
-        return found
+        found = {name: self.gradient(name, None) for name in self.reached & self.tensors.keys()}
+        return {name: torch.zeros_like(self.tensors[name]) if grad is None else grad for name, grad in found.items()}
 
     def _hand_over(self) -> None:
         """Rule E4."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -17,6 +19,8 @@ from ..schedule import Storage
 from ..sim.measure import device_bytes
 from ..units import parse_budget
 
+_COMPILE = ("backend", "mode", "options")  # of torch.compile's options; the others are ours to decide
+
 
 @dataclass(frozen=True)
 class Options:
@@ -29,6 +33,7 @@ class Options:
     storage: str | None
     planner: str = "auto"
     cuda_graphs: bool | None = None  # None: where they pay
+    compile: tuple[tuple[str, Any], ...] | None = None  # options of torch.compile, where it is wanted
 
     @classmethod
     def parse(
@@ -40,6 +45,7 @@ class Options:
         halos: str,
         planner: str = "auto",
         cuda_graphs: bool | str = "auto",
+        compile: Any = None,
     ) -> Options:
         check_planner(planner)
         if cuda_graphs not in (True, False, "auto"):
@@ -64,6 +70,7 @@ class Options:
             halos if halos != "auto" else None,
             planner if mode == "auto" else "tile",
             None if cuda_graphs == "auto" else bool(cuda_graphs),
+            _compile_options(compile),
         )
 
     def records(self, device: torch.device) -> bool:
@@ -112,3 +119,28 @@ def _is_share(budget: Any) -> bool:
         return False
     parse_budget(budget, 1 << 40)
     return True
+
+
+def _compile_options(asked: Any) -> tuple[tuple[str, Any], ...] | None:
+    if asked is None or asked is False:
+        return None
+    if asked is not True and not isinstance(asked, Mapping):
+        raise InputError(f"compile={asked!r}", hint='True, or options of torch.compile: {"backend": "aot_eager"}')
+    options = {} if asked is True else dict(asked)
+    for name in options.keys() - _COMPILE:
+        raise InputError(f"'{name}' is not an option of compile", hint=f"one of {', '.join(_COMPILE)}")
+    graphs = (options.get("options") or {}).get("triton.cudagraphs")
+    if graphs or options.get("mode") in ("reduce-overhead", "max-autotune"):
+        what = "CUDA graphs of torch.compile write over what tiles still read"
+        raise InputError(what, hint='{"mode": "max-autotune-no-cudagraphs"}, or no mode')
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what it imports
+            torch.compile(_nothing, **options)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise InputError(f"torch.compile refuses {options}: {shorten(str(error), 160)}") from error
+    return tuple(sorted(options.items()))
+
+
+def _nothing() -> None:
+    """For torch.compile to look at."""

@@ -58,7 +58,7 @@ def plan_call(
     if options.mode == "none" or (options.tile is None and ask.budget is None):
         return ask.plan()  # there is nothing to look for
     whole = plain() if ask.budget is not None else None
-    asked = replace(options, budget=None), ask.graded, str(device), whole, asked_for()
+    asked = replace(options, budget=None, compile=None), ask.graded, str(device), whole, asked_for()
     return plan_once(graph, ask.machine, ask.budget, asked, ask.answer)
 
 

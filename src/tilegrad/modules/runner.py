@@ -16,15 +16,17 @@ from functools import cache, cached_property
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
 
 from ..bounds import lower_graph
 from ..errors import BudgetError, RunError
 from ..execution import Executor, Pass
+from ..execution.compilation import Compilation
 from ..execution.graphs import Flight, Recorded, Recorder
 from ..importers import Captured
 from ..ir import Kind
+from ..progress import Progress
 from ..torch_private import copy_each
 from ..units import format_bytes
 from .options import Options
@@ -63,9 +65,24 @@ class Runner:
         self.schedule, self.planning = planned
         if self.schedule.mode != "none" and self.schedule.phases:
             say_what_is_whole(self.schedule)
-        self.engine = Executor(self.schedule, self.device.type)
+        self.compile = None if self.options.compile is None else dict(self.options.compile)
+        self.engine = Executor(self.schedule, self.device.type, self.compile)
         records = self._recorder is not None and "recorded_bytes" in self.schedule.predicted
         self.recorded = Recorded(self.engine, self._recorder) if self._recorder is not None and records else None
+        self._whole: Compilation | None = None
+
+    def plain(self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """It fits as it is."""
+        if self.compile is None:
+            return module.forward(*args, **kwargs)
+        if self._whole is not None:
+            ran, found = self._whole.attempt(*args, **kwargs)
+        else:
+            self._whole = Compilation(module.forward, self.compile, type(module).__name__)
+            with Progress("compiling") as progress:
+                progress.tell(self._whole.what)
+                ran, found = self._whole.attempt(*args, **kwargs)
+        return found if ran else module.forward(*args, **kwargs)
 
     def __call__(self, tensors: Mapping[str, Tensor], device: torch.device, flat: Sequence[Any] = ()) -> Any:
         """Run on what `Captured.bind` gave. `flat`: the tensors among the arguments."""

@@ -17,6 +17,7 @@ from ..importers import LOCK, device_of, export_call, fill, from_shapes, tracing
 from ..planners import Planning
 from ..schedule import Schedule, format_plan, plan_to_json
 from ..sim.plain import plain_bytes
+from ..torch_private import uncompiled
 from .calls import Calls, ModuleCall, explained
 from .options import Options
 from .runner import Runner
@@ -39,6 +40,7 @@ def tile(
     halos: str = "auto",
     planner: str = "auto",
     cuda_graphs: bool | str = "auto",
+    compile: bool | Mapping[str, Any] | None = None,
 ) -> TiledModule: ...
 
 
@@ -63,6 +65,7 @@ def tile(
     halos: str = "auto",
     planner: str = "auto",
     cuda_graphs: bool | str = "auto",
+    compile: bool | Mapping[str, Any] | None = None,
     mesh: DeviceMesh | None = None,
     exchange: str = "auto",
     timeout: float | None = None,
@@ -78,18 +81,22 @@ def tile(
     mode: "stream", "scatter", "gather", "none", or "auto" (stream). halos: kept on "device", "host" or "disk".
     cuda_graphs: True, False, or "auto": on a GPU, steps that do the same every time are recorded and launched at once
     where Python would take longer than the device.
+    compile: True, or a dict with "backend", "mode" and "options" of `torch.compile`: tiles run through it, each kind of
+    tile compiled once. By default so it is for a module that `torch.compile` was called on.
     mesh: ranks that own boxes of the image, a `DeviceMesh` with axes among "batch", "d", "h" and "w"; the budget is
     then each rank's own. exchange: halos move once per "segment", per "layer", or what is faster ("auto"). timeout:
     seconds to wait for another rank. See `tilegrad.distributed`.
     """
+    module, compiled = uncompiled(module)
     if mesh is not None:
         from ..distributed import distribute
 
-        if (tile, axes, mode, halos, planner, cuda_graphs) != (None, None, "auto", "auto", "auto", "auto"):
-            what = "with a mesh there is a budget, but no tile, axes, mode, halos, planner or cuda_graphs"
+        if (tile, axes, mode, halos, planner, cuda_graphs) != (None, None, *["auto"] * 4) or compile:
+            what = "with a mesh there is a budget, but no tile, axes, mode, halos, planner, cuda_graphs or compile"
             raise InputError(what, hint='budget="4GiB"')
         return distribute(module, mesh, budget=budget, exchange=exchange, timeout=timeout)
-    return TiledModule(module, Options.parse(budget, tile, axes, mode, halos, planner, cuda_graphs))
+    wanted = compiled if compile is None else compile
+    return TiledModule(module, Options.parse(budget, tile, axes, mode, halos, planner, cuda_graphs, wanted))
 
 
 @dataclass
@@ -144,7 +151,7 @@ class TiledModule(Wrapped):
             runner = self._state.last = self._runner(call)
             tensors, device = runner.captured.bind(call.flat), device_of(self.module)
         if runner.schedule.mode == "none":
-            return self.module.forward(*args, **kwargs)  # it fits as it is
+            return runner.plain(self.module, args, kwargs)
         return runner(tensors, device, call.flat)
 
     def _runner(self, call: ModuleCall) -> Runner:

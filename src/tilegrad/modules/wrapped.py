@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from types import MethodType
-from typing import Any
+from typing import Any, ClassVar
 
+import torch
 from torch import nn
 
 from ..errors import InputError, RunError
@@ -31,7 +31,7 @@ class _first:
         self.function = function
 
     def __get__(self, owner: Any, kind: type | None = None) -> Any:
-        return self.function if owner is None else MethodType(self.function, owner)
+        return self.function if owner is None else functools.partial(self.function, owner)
 
     def __set__(self, owner: Any, value: Any) -> None:
         setattr(owner.module, self.function.__name__, value)
@@ -43,12 +43,16 @@ class Wrapped(nn.Module):
     __slots__ = ("_tilegrad_module", "_tilegrad_state")
     _tilegrad_module: nn.Module
     _tilegrad_state: Any
+    _opaque: ClassVar[Callable[..., Any] | None] = None
 
     def __init__(self, module: nn.Module, state: Any):
         if not isinstance(module, nn.Module):
             raise InputError(f"{type(module).__name__} is not an nn.Module", hint="tilegrad.tile(model, …)")
         if isinstance(module, Wrapped):
             raise InputError("this module is tiled already", hint="tilegrad.tile(model.module, …)")
+        if Wrapped._opaque is None:  # not before, since it loads all of torch's compiler, as does a capture
+            opaque = torch.compiler.disable(_run, reason="a tiled module is one call")  # type: ignore[no-untyped-call]
+            Wrapped._opaque = staticmethod(opaque)
         object.__setattr__(self, "_tilegrad_module", module)
         object.__setattr__(self, "_tilegrad_state", state)
         object.__setattr__(self, "__dict__", module.__dict__)
@@ -67,8 +71,17 @@ class Wrapped(nn.Module):
 
     @_first
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs in its own way, even where someone has put another `forward` into the module's attributes."""
-        return self._run(*args, **kwargs)
+        """Runs in its own way, even where someone has put another `forward` into the module's attributes. What
+        `torch.compile` makes of code around it ends before it and begins anew behind it."""
+        assert Wrapped._opaque is not None
+        return (_run if torch.compiler.is_exporting() else Wrapped._opaque)(self, *args, **kwargs)
+
+    @property
+    def _compiled_call_impl(self) -> None:  # type: ignore[override]
+        """What `module.compile()` has put into the attributes would run the module itself."""
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing: see `forward`."""
 
     def __getattr__(self, name: str) -> Any:
         """Anything the wrapped module has, such as `model.features`."""
@@ -117,6 +130,10 @@ class Wrapped(nn.Module):
             "a tiled module cannot be copied to several devices by DataParallel",
             hint="DistributedDataParallel, or a mesh: tilegrad.tile(model, mesh=…)",
         )
+
+
+def _run(module: Wrapped, *args: Any, **kwargs: Any) -> Any:
+    return module._run(*args, **kwargs)
 
 
 def _delegate(name: str) -> Callable[..., Any]:
