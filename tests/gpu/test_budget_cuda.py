@@ -31,9 +31,9 @@ def layers(norm: bool) -> nn.Module:
     return nn.Sequential(*(nn.Sequential(*block, nn.ReLU()) for block in blocks)).cuda()
 
 
-def step(net: nn.Module, x: Tensor) -> Tensor:
+def step(net: nn.Module, x: Tensor, given: Tensor | None = None) -> Tensor:
     out: Tensor = net(x)
-    out.square().mean().backward()
+    out.backward(torch.ones_like(out) if given is None else given)
     return out.detach()
 
 
@@ -42,21 +42,22 @@ def test_out_of_memory_is_no_end(norm: bool, caplog: pytest.LogCaptureFixture) -
     plain = layers(norm)
     x = torch.randn(1, 16, 1024, 1024, device="cuda")
     calm, full = (tilegrad.tile(copy.deepcopy(plain), tile=512, cuda_graphs=False) for _ in range(2))
-    expected = step(plain, x)
+    given = torch.randn_like(x)
+    expected = step(plain, x, given)
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()
     torch.cuda.reset_peak_memory_stats()
-    step(calm, x)
+    step(calm, x, given)
     held = torch.cuda.max_memory_reserved() - before
     torch.cuda.empty_cache()
     limit = torch.cuda.memory_reserved() + 0.8 * held
     torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties(0).total_memory)
     with caplog.at_level(logging.WARNING, "tilegrad"):
-        found = step(full, x)
+        found = step(full, x, given)
     assert any("planned again" in record.message for record in caplog.records)
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
     for mine, other in zip(full.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, other.grad, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(mine.grad, other.grad, rtol=1e-2, atol=1e-2 * float(other.grad.abs().max()))
     for mine, other in zip(full.buffers(), plain.buffers(), strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-3)
 

@@ -132,8 +132,11 @@ class Pass:
     def _outside_gradients(self) -> dict[str, Tensor]:
         if self.ranks is not None:
             self.ranks.wait()
-        found = {name: self.gradient(name, None) for name in self.reached & self.tensors.keys()}
-        return {name: torch.zeros_like(self.tensors[name]) if grad is None else grad for name, grad in found.items()}
+        # Compiled functions give zeros where nothing has come.
+        wanted = self.needs if self.executor.compile is None else self.reached
+        found = {name: self.gradient(name, None) for name in wanted & self.tensors.keys()}
+        found |= {name: torch.zeros_like(self.tensors[name]) for name in self.reached if found.get(name, self) is None}
+        return {name: grad for name, grad in found.items() if grad is not None}
 
     def _hand_over(self) -> None:
         """Rule E4."""

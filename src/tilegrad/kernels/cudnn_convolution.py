@@ -21,7 +21,7 @@ from .in_place_activation import rectify_
 class CudnnConvolution(Kernel):
     chain = (frozenset({"conv2d", "conv3d"}), frozenset({"relu"}))
     devices = frozenset({"cuda"})
-    dtypes = frozenset({"float32", "bfloat16", "float16"})
+    dtypes = frozenset({"bfloat16", "float16"})  # of single precision it takes other kernels than torch does
 
     def accepts(self, calls: Sequence[Call]) -> bool:
         return len(calls[0].out.shape) == len(calls[0].inputs[1].shape)  # a batch

@@ -136,6 +136,8 @@ class Ask:
             schedule = self._executable(candidate.schedule)
             if schedule.predicted.get("total_bytes", 0) <= max(planning.budget, candidate.peak_bytes):
                 return schedule, replace(planning, chosen=candidate)
+        if self.options.planner == "auto":  # tiles are predicted as they are run
+            return replace(self, options=replace(self.options, planner="tile")).plan()
         return self._executable(planning.chosen.schedule), planning
 
     def _executable(self, plan: Schedule) -> Schedule:
