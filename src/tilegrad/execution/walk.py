@@ -134,9 +134,9 @@ class Pass:
             self.ranks.wait()
         # Compiled functions give zeros where nothing has come.
         wanted = self.needs if self.executor.compile is None else self.reached
-        found = {name: self.gradient(name, None) for name in wanted & self.tensors.keys()}
-        found |= {name: torch.zeros_like(self.tensors[name]) for name in self.reached if found.get(name, self) is None}
-        return {name: grad for name, grad in found.items() if grad is not None}
+        every = ((name, self.gradient(name, None)) for name in wanted & self.tensors.keys())
+        found = {name: grad for name, grad in every if grad is not None}
+        return found | {n: torch.zeros_like(self.tensors[n]) for n in self.reached & self.tensors.keys() - found.keys()}
 
     def _hand_over(self) -> None:
         """Rule E4."""
