@@ -55,7 +55,7 @@ def test_out_of_memory_is_no_end(norm: bool, caplog: pytest.LogCaptureFixture) -
     with caplog.at_level(logging.WARNING, "tilegrad"):
         found = step(full, x, given)
     assert any("planned again" in record.message for record in caplog.records)
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)  # TF32
     for mine, other in zip(full.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, other.grad, rtol=1e-2, atol=1e-2 * float(other.grad.abs().max()))
     for mine, other in zip(full.buffers(), plain.buffers(), strict=True):

@@ -53,7 +53,7 @@ def test_as_accurate_as_plain(case: str, dtype: torch.dtype, last: bool) -> None
     layout = (torch.channels_last if len(size) == 2 else torch.channels_last_3d) if last else torch.contiguous_format
     x = torch.randn(2, 8, *size, device="cuda").to(dtype).to(memory_format=layout)
     net = make().cuda().to(dtype).to(memory_format=layout)  # type: ignore[call-overload]
-    check(net, x, 20, 1e-4 if dtype == torch.float32 else 2e-3)
+    check(net, x, 20, 1e-3 if dtype == torch.float32 else 2e-3)  # single precision is TF32 in some kernels
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -28,7 +28,7 @@ class CudnnConvolution(Kernel):
 
     def run(self, calls: Sequence[Call], tiles: Sequence[Sequence[Tensor]], place: Place | None) -> Tensor:
         x, weight, *bias = tiles[0]
-        if not torch.backends.cudnn.is_acceptable(x) or not x.numel():  # type: ignore[no-untyped-call]
+        if not (x.is_cuda and torch.backends.cudnn.enabled and x.numel()):
             return rectify_(calls[1], first_result(calls[0], tiles[0], place, x.device))
         op = op_of(calls[0])
         assert isinstance(op, Conv)

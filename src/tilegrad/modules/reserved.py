@@ -18,6 +18,7 @@ from ..units import format_bytes
 
 FEW = 3  # steps that are looked at: those before one is recorded, and that one
 COARSE = 32 << 20  # the allocator takes memory in pieces: so much is not passing a budget
+WORDS = ("can't allocate memory", "unable to find an engine", "CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED")
 _log = logging.getLogger("tilegrad")
 
 
@@ -61,7 +62,8 @@ class Reserved:
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    """torch's own error, or a library's for which too little was left."""
+    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in WORDS)
 
 
 def give_back(device: torch.device) -> None:
