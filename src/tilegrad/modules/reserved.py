@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from ..schedule import Schedule
+from ..sim.rehearsal import outside_bytes
 from ..torch_private import expand_segments
 from ..units import format_bytes
 
 FEW = 3  # steps that are looked at: those before one is recorded, and that one
+TWICE = 2  # times that is planned again: with other tiles kernels take other workspaces
 COARSE = 32 << 20  # the allocator takes memory in pieces: so much is not passing a budget
 WORDS = ("can't allocate memory", "unable to find an engine", "CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED")
 _log = logging.getLogger("tilegrad")
@@ -28,7 +30,7 @@ class Reserved:
     def __init__(self, device: torch.device, budget: int):
         self.device, self.budget = device, budget
         self.left, self.others, self.most = FEW, 0, 0
-        self.again = True  # may be planned again
+        self.again = TWICE
         expand_segments()
         torch.cuda.empty_cache()
 
@@ -50,14 +52,16 @@ class Reserved:
         """The budget to plan again for, where steps held more than they should: as much more than that is within it."""
         if self.most <= self.budget + COARSE or not self.again:
             return None
-        self.again, self.left = False, 0
         need = int(schedule.predicted["total_bytes"])
-        less = self.budget - max(self.most - need, self.most - self.budget)
+        outside = outside_bytes(schedule.graph)  # the rest grows and shrinks with tiles
+        share = min(1.0, (need - outside) / max(1, self.most - outside))
+        less = int(outside + share * (self.budget - outside))
         _log.warning(
             "a step predicted to need %s held %s, more than the budget of %s: planned again for %s",
             *map(format_bytes, (need, self.most, self.budget, less)),
         )
         give_back(self.device)
+        self.again, self.left, self.most = self.again - 1, FEW, 0
         return less
 
 

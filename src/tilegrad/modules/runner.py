@@ -4,7 +4,7 @@ Rule R1  A step that runs out of memory is planned smaller and run again. Forwar
          only. Backward: gradients are handed out at its end only, so forward runs again, its updates are dropped, and
          backward begins anew; a model whose outputs depend on buffers that it has written to by then is not run again.
 Rule R2  The first step is looked at (`Reserved`): where the allocator holds more than the budget, steps are planned
-         again, once, for as much less.
+         again, twice at most, for as much less.
 """
 
 from __future__ import annotations

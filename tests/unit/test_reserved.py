@@ -1,0 +1,72 @@
+"""What a GPU's allocator holds for a step, and what is learned from it; the allocator is a stand-in."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tilegrad.modules import reserved
+from tilegrad.modules.reserved import COARSE, FEW, TWICE, Reserved, is_out_of_memory
+
+MIB = 1 << 20
+MINE = torch.zeros(4 * MIB)  # 16 MiB
+
+
+@pytest.fixture
+def allocator(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    found = SimpleNamespace(allocated=16 * MIB, reserved=16 * MIB)
+    monkeypatch.setattr(reserved, "expand_segments", lambda: None)
+    monkeypatch.setattr(reserved, "outside_bytes", lambda graph: 16 * MIB)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: found.allocated)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: found.reserved)
+    return found
+
+
+def plan(need: int) -> SimpleNamespace:
+    return SimpleNamespace(graph=None, predicted={"total_bytes": need})
+
+
+def look(found: Reserved, allocator: SimpleNamespace, held: int, *, others: int = 0) -> None:
+    allocator.allocated = 16 * MIB + others
+    found.begin({"x": MINE})
+    allocator.reserved = held + others
+    found.end()
+
+
+def test_within_the_budget_nothing_is_planned_again(allocator: SimpleNamespace) -> None:
+    found = Reserved(torch.device("cpu"), 1000 * MIB)
+    look(found, allocator, 1000 * MIB + COARSE)
+    assert found.lesson(plan(900 * MIB)) is None  # type: ignore[arg-type]
+
+
+def test_what_others_hold_does_not_count(allocator: SimpleNamespace) -> None:
+    found = Reserved(torch.device("cpu"), 1000 * MIB)
+    look(found, allocator, 900 * MIB, others=5000 * MIB)
+    assert found.lesson(plan(900 * MIB)) is None  # type: ignore[arg-type]
+
+
+def test_planned_again_for_as_much_less_and_twice_at_most(allocator: SimpleNamespace) -> None:
+    found = Reserved(torch.device("cpu"), 1016 * MIB)
+    for _ in range(TWICE):
+        look(found, allocator, 2016 * MIB)
+        assert found.lesson(plan(1016 * MIB)) == 516 * MIB  # type: ignore[arg-type]  # half of what is ours
+    look(found, allocator, 2016 * MIB)
+    assert found.lesson(plan(1016 * MIB)) is None  # type: ignore[arg-type]
+
+
+def test_only_the_first_steps_are_looked_at(allocator: SimpleNamespace) -> None:
+    found = Reserved(torch.device("cpu"), 1000 * MIB)
+    for _ in range(FEW):
+        look(found, allocator, 500 * MIB)
+    look(found, allocator, 5000 * MIB)
+    assert found.lesson(plan(900 * MIB)) is None  # type: ignore[arg-type]
+
+
+def test_what_is_out_of_memory() -> None:
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory."))
+    assert is_out_of_memory(RuntimeError("FIND was unable to find an engine to execute this computation"))
+    assert is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"))
+    assert not is_out_of_memory(RuntimeError("expected scalar type Float"))
