@@ -55,18 +55,19 @@ def copied_bytes(graph: Graph, graded: Sequence[str]) -> int:
     return found + (sum(handed) + sum(graph.type(name).bytes for name in graded) if graded else 0)
 
 
-class Recorder:
+class GraphPool:
     """The recordings of one module: the memory they share, and which step is in flight."""
 
     def __init__(self) -> None:
         self._flight: weakref.ref[Flight] | None = None
-        self._pool: Any = None
+        self._handle: Any = None
 
     @property
-    def pool(self) -> Any:
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
-        return self._pool
+    def handle(self) -> Any:
+        """What torch calls it."""
+        if self._handle is None:
+            self._handle = torch.cuda.graph_pool_handle()
+        return self._handle
 
     @property
     def busy(self) -> bool:
@@ -81,8 +82,8 @@ class Recorder:
 class Recorded:
     """A schedule's executor, and its recording once there is one."""
 
-    def __init__(self, executor: Executor, recorder: Recorder):
-        self.executor, self.recorder = executor, recorder
+    def __init__(self, executor: Executor, pool: GraphPool):
+        self.executor, self.pool = executor, pool
         self.recording: Recording | None = None
         self._warm, self._moved = WARM, MOVED
         self._given_up: str | None = None
@@ -95,7 +96,7 @@ class Recorded:
 
     def flight(self, tensors: Mapping[str, Tensor], device: torch.device, seed: int) -> Flight | None:
         """The step as recorded, if it can be."""
-        if self._given_up is not None or self.recorder.busy or torch.cuda.is_current_stream_capturing():
+        if self._given_up is not None or self.pool.busy or torch.cuda.is_current_stream_capturing():
             return None
         if self._warm > 0:
             self._warm -= 1
@@ -106,7 +107,7 @@ class Recorded:
             return None
         assert self.recording is not None
         found = Flight(self, self.recording, tensors, seed)
-        self.recorder.begin(found)
+        self.pool.begin(found)
         return found
 
     def _record(self, tensors: Mapping[str, Tensor], device: torch.device, seed: int) -> bool:
@@ -117,7 +118,7 @@ class Recorded:
             reason = "parameters are others from step to step"
         if reason is None:
             try:
-                self.recording = Recording(self.executor, self.recorder.pool, tensors, device, seed)
+                self.recording = Recording(self.executor, self.pool.handle, tensors, device, seed)
             except RuntimeError as error:  # torch's word for everything that goes wrong on a device
                 reason = _first_line(error)
         if reason is not None:

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from ..errors import InternalError
 from ..ir import Graph, Kind
-from ..ops import Place, Seed
+from ..ops import Place
+from ..ops.base import Seed
 from ..region import Box
 from ..schedule import (
     Backward,

@@ -23,7 +23,7 @@ from ..bounds import lower_graph
 from ..errors import BudgetError, RunError
 from ..execution import Executor, Pass
 from ..execution.compilation import Compilation
-from ..execution.graphs import Flight, Recorded, Recorder
+from ..execution.graphs import Flight, GraphPool, Recorded
 from ..importers import Captured
 from ..ir import Kind
 from ..progress import Progress
@@ -49,10 +49,10 @@ class Runner:
         graded: Sequence[str],
         plain: Callable[[], int],
         device: torch.device,
-        recorder: Recorder | None = None,
+        pool: GraphPool | None = None,
     ):
         self.captured, self.options, self.device = captured, options.on(device), device
-        self._graded, self._plain, self._recorder = graded, cache(plain), recorder
+        self._graded, self._plain, self._pool = graded, cache(plain), pool
         self._use(self._planned(self.options))
         budget = self.options.budget_on(device)
         looks = device.type == "cuda" and budget is not None and self.schedule.mode != "none"
@@ -67,8 +67,8 @@ class Runner:
             say_what_is_whole(self.schedule)
         self.compile = None if self.options.compile is None else dict(self.options.compile)
         self.engine = Executor(self.schedule, self.device.type, self.compile)
-        records = self._recorder is not None and "recorded_bytes" in self.schedule.predicted
-        self.recorded = Recorded(self.engine, self._recorder) if self._recorder is not None and records else None
+        records = self._pool is not None and "recorded_bytes" in self.schedule.predicted
+        self.recorded = Recorded(self.engine, self._pool) if self._pool is not None and records else None
         self._whole: Compilation | None = None
 
     def plain(self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..errors import InputError
-from ..execution.graphs import Recorder
+from ..execution.graphs import GraphPool
 from ..importers import LOCK, device_of, export_call, fill, from_shapes, tracing_elsewhere, tracing_here, untouched
 from ..planners import Planning
 from ..schedule import Schedule, format_plan, plan_to_json
@@ -106,7 +106,7 @@ class _State:
     options: Options
     calls: Calls[Runner] = field(default_factory=Calls)
     last: Runner | None = None
-    recorder: Recorder = field(default_factory=Recorder)
+    pool: GraphPool = field(default_factory=GraphPool)
 
 
 class TiledModule(Wrapped):
@@ -163,7 +163,7 @@ class TiledModule(Wrapped):
         graded = captured.graded(call.flat) if train else []
         plain = partial(_plain_bytes, self.module, call, train)
         with explained(self.module):
-            found = Runner(captured, self.options, graded, plain, device_of(self.module), self._state.recorder)
+            found = Runner(captured, self.options, graded, plain, device_of(self.module), self._state.pool)
         self._state.calls.add(call, found, captured)
         return found
 

@@ -6,7 +6,6 @@ from .base import Place as Place
 from .base import Read as Read
 from .base import Reduction as Reduction
 from .base import Sample as Sample
-from .base import Seed as Seed
 from .function import local as local
 from .registry import find as find
 from .registry import op as op

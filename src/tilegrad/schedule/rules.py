@@ -31,7 +31,7 @@ from .residency import fail as _fail
 from .residency import reads_of as _reads
 from .schedule import Schedule
 from .steps import Backward, Compute, Exchange, Finish, Fold, Free, Join, Load, Move, Run, Store, Strip, Turn
-from .whole import NodeIslands
+from .whole import NodeIslands, roots_of
 
 
 def check_schedule(schedule: Schedule) -> None:
@@ -183,10 +183,11 @@ def check_cover(schedule: Schedule) -> None:
 def check_cover_again(schedule: Schedule) -> None:
     """Rule S8, behind the turn."""
     boxes: dict[str, list[Box]] = {}
+    root = roots_of(schedule.graph).root
     for at, step in enumerate(schedule.steps[schedule.turn :], start=schedule.turn):
-        for name in _reads(schedule, step):
-            if name in boxes:
-                _check_covered(schedule, name, name, boxes.pop(name), at)
+        read = {root[name] for name in _reads(schedule, step)}
+        for name in [made for made in boxes if root[made] in read]:  # itself, or another look at its memory
+            _check_covered(schedule, name, name, boxes.pop(name), at)
         if isinstance(step, Run):
             for one in schedule.islands[step.island].steps:
                 if isinstance(one, Store) and one.value in schedule.written[at]:
