@@ -133,19 +133,23 @@ class Schedule:
     @cached_property
     def _wanted(self) -> dict[int, frozenset[str]]:
         """By step behind the turn that runs an island: of what it stores, the memories that are read before they are
-        freed."""
-        root, read, found = _roots(self.graph), set[str](), dict[int, frozenset[str]]()
+        freed, or before the same island makes its part of them once more."""
+        root, found = _roots(self.graph), dict[int, frozenset[str]]()
+        read: dict[str, set[str]] = {}  # what is read next, and the islands that make their parts of it before
         for at in reversed(range(self.turn, len(self.steps))):
             match self.steps[at]:
                 case Run(island=name):
-                    found[at] = frozenset(root[v] for v in self.islands[name].stores) & read
-                    read |= {root[v] for v in self.islands[name].reads(self.graph)}
+                    stores = {root[v] for v in self.islands[name].stores}
+                    found[at] = frozenset(v for v in stores if v in read and name not in read[v])
+                    for value in found[at]:
+                        read[value].add(name)
+                    read |= {root[v]: set() for v in self.islands[name].reads(self.graph)}
                 case Backward(island=name):
-                    read |= {root[v] for v in self.islands[name].reads_back(self.graph)}
+                    read |= {root[v]: set() for v in self.islands[name].reads_back(self.graph)}
                 case Free(value=value) | Move(value=value, store=Storage.DEVICE):
-                    read.discard(value)
+                    read.pop(value, None)
                 case Move(value=value):
-                    read.add(value)
+                    read[value] = set()
         return found
 
     @cached_property

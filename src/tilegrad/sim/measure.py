@@ -114,6 +114,8 @@ def known_machine(device: str = "cpu") -> Machine:
             found = load_machine(path)
     if on_cpu:
         return found or CPU
+    if torch.device(device).type != "cuda":  # a model without data is planned for the largest card of the table
+        return PRESETS["h200"]
     return _as_torch_is_set(found or card(torch.cuda.get_device_properties(torch.device(device))))
 
 

@@ -148,7 +148,7 @@ def test_tiles_that_were_asked_for() -> None:
     net, shape = convolutions(width=16), (2, 1, 128, 128)
     error = refuse(net, shape, budget="1MiB", tile=64)
     assert re.match(r"these tiles need \S+, more than 1\.00MiB, with none of them kept$", error.what)
-    assert error.hint is not None and 'budget="6MiB", a smaller tile=, budget= alone' in error.hint
+    assert error.hint is not None and re.match(r'budget="\d+MiB", a smaller tile=, budget= alone', error.hint)
     assert error.hint.endswith("or fewer than 2 samples") and error.where
     assert error.least_bytes is not None and tilegrad.tile(net, budget=error.least_bytes, tile=64).plan_for(shape)
 
