@@ -100,7 +100,7 @@ def test_halos_elsewhere() -> None:
 
 
 def test_norms_that_wait_for_the_whole_image() -> None:
-    net, shape = convolutions(norm=True, width=16), (1, 1, 128, 128)
+    net, shape = convolutions(norm=True, count=6, width=16), (1, 1, 256, 256)
     budget = just_above(net, shape)
     training = refuse(net, shape, budget=budget, halos="device", planner="tile")
     for layer in net.modules():
