@@ -10,7 +10,7 @@ from tilegrad.importers import export_module
 from tilegrad.ir import Graph, Kind
 from tilegrad.models import NETWORKS, example_shape
 from tilegrad.planners import TileSearch
-from tilegrad.planners.tile import fit_tiles
+from tilegrad.planners.tile import Fit, fit_tiles
 from tilegrad.planners.tiling import Between, Scale, Walks, cut_tiles, levels, make_schedule
 from tilegrad.planners.tiling.again import block_inputs
 from tilegrad.schedule import Again, Run, Storage, check_schedule
@@ -18,6 +18,7 @@ from tilegrad.schedule.text import format_plan, plan_to_json
 from tilegrad.sim.clock import measure_time
 from tilegrad.sim.machine import CPU
 from tilegrad.sim.predict import predict
+from tilegrad.sim.rehearsal import Rehearsals
 
 
 def lowered(name: str, size: int = 128) -> tuple[Graph, tuple[str, ...]]:
@@ -90,3 +91,16 @@ def test_budgets_are_met() -> None:
         if fit.schedule.remade.values:
             assert "stored values" in format_plan(fit.schedule)
         assert plan_to_json(fit.schedule)["remade"] == sorted(fit.schedule.remade.values)
+
+
+def test_no_tile_is_kept_where_values_are_made_again() -> None:
+    """A kept record may hold the memory of a value that was freed: it would be there twice."""
+    graph, graded = lowered("resnet18", 64)
+    search = TileSearch(graph, ("h",), "auto", graded, True, lambda: 0, CPU)
+    phases = cut_tiles(search.walks, "auto", {"h": 32}, CPU)
+    choices = frozenset(search.scale.stock(phases).choices)
+    for again in (Again(), Again(choices)):
+        schedule = make_schedule(graph, "stream", phases, Storage.DEVICE, True, again)
+        table = Rehearsals(schedule, graded)
+        fit = search.dialled(Fit(schedule, predict(schedule, graded, table), table), 1 << 40)
+        assert bool(fit.schedule.kept) == (not again.values)
