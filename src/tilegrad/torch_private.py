@@ -28,11 +28,13 @@ __all__ = [
     "FakeTensorMode",
     "OpOverload",
     "TorchDispatchMode",
+    "add_each",
     "backward_hooks_everywhere",
     "backward_node",
     "backward_task",
     "clone_each",
     "copy_each",
+    "end_pool",
     "expand_segments",
     "next_number",
     "operators_are_watched",
@@ -49,6 +51,7 @@ NAMES = (  # what must be there
     "_C.DisableTorchFunction",
     "_C._autograd._top_saved_tensors_default_hooks",
     "_C._current_graph_task_id",
+    "_foreach_add_",
     "_foreach_mul",
     "_foreach_copy_",
     "_C._accelerator_setAllocatorSettings",
@@ -94,6 +97,11 @@ def copy_each(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
         torch._foreach_copy_(these, those)
 
 
+def add_each(targets: Sequence[Tensor], others: Sequence[Tensor]) -> None:
+    """All at once, on a GPU, if they are of one type."""
+    torch._foreach_add_(list(targets), list(others))
+
+
 def clone_each(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     """All at once, on a GPU, if they are of one type."""
     return torch._foreach_mul(list(tensors), 1)
@@ -102,6 +110,13 @@ def clone_each(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
 def backward_hooks_everywhere() -> bool:
     """Has someone hooked the backward pass of all modules?"""
     return bool(_module._global_backward_hooks or _module._global_backward_pre_hooks)
+
+
+def end_pool(device: torch.device, handle: Any) -> None:
+    """Of a recording that failed: the allocator goes on filling its pool otherwise."""
+    with torch.cuda.device(device):
+        torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), handle)
+        torch._C._cuda_releasePool(torch.cuda.current_device(), handle)
 
 
 def expand_segments() -> None:

@@ -27,8 +27,9 @@ def clean() -> Iterator[None]:
 
 def layers(norm: bool) -> nn.Module:
     torch.manual_seed(0)
-    blocks = [(nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16) if norm else nn.Identity()) for _ in range(8)]
-    return nn.Sequential(*(nn.Sequential(*block, nn.ReLU()) for block in blocks)).cuda()
+    norms = [nn.BatchNorm2d(16) if norm else nn.Identity() for _ in range(8)]
+    convs = [nn.Conv2d(16, 16, 3, padding=1, bias=not norm) for _ in norms]  # a norm takes a bias away
+    return nn.Sequential(*(nn.Sequential(*block, nn.ReLU()) for block in zip(convs, norms, strict=True))).cuda()
 
 
 def step(net: nn.Module, x: Tensor, given: Tensor | None = None) -> Tensor:
@@ -50,10 +51,11 @@ def test_out_of_memory_is_no_end(norm: bool, caplog: pytest.LogCaptureFixture) -
     step(calm, x, given)
     held = torch.cuda.max_memory_reserved() - before
     torch.cuda.empty_cache()
-    limit = torch.cuda.memory_reserved() + 0.8 * held
+    limit = torch.cuda.memory_reserved() + 0.6 * held
     torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties(0).total_memory)
     with caplog.at_level(logging.WARNING, "tilegrad"):
         found = step(full, x, given)
+    torch.cuda.set_per_process_memory_fraction(1.0)
     assert any("planned again" in record.message for record in caplog.records)
     torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)  # TF32
     for mine, other in zip(full.parameters(), plain.parameters(), strict=True):
@@ -73,6 +75,9 @@ def test_what_the_allocator_holds_is_within_the_budget(make: Callable[[], nn.Mod
     step(net, x)
     plain = torch.cuda.max_memory_allocated()
     net.zero_grad()
+    torch.cuda.empty_cache()
+    mine = sum(t.numel() * t.element_size() for t in (x, *net.parameters(), *net.buffers()))
+    others = torch.cuda.memory_reserved() - mine  # workspaces of plain's libraries
     budget = int(share * plain)
     tiled = tilegrad.tile(net, budget=budget)
     for _ in range(5):  # looks, plans again, and is recorded
@@ -83,5 +88,5 @@ def test_what_the_allocator_holds_is_within_the_budget(make: Callable[[], nn.Mod
     for _ in range(2):
         step(tiled, x)
         net.zero_grad()
-    held, need = torch.cuda.max_memory_reserved(), tiled.plan.schedule.predicted["total_bytes"]
+    held, need = torch.cuda.max_memory_reserved() - others, tiled.plan.schedule.predicted["total_bytes"]
     assert held <= budget + (32 << 20), f"{held / budget:.3f} of the budget; {need / budget:.3f} predicted"

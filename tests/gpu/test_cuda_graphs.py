@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import tilegrad
 from tilegrad.errors import TilegradError
+from tilegrad.execution import Pass
 
 pytestmark = pytest.mark.gpu
 SIZE = (2, 3, 48, 40)
@@ -258,3 +259,41 @@ def test_what_is_recorded_is_counted_in_the_budget() -> None:
         tiled(x).mean().backward()
     assert is_recorded(tiled)
     assert torch.cuda.memory_reserved() - before <= 1.15 * budget
+
+
+def test_a_recording_that_fails_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Random numbers, memory and later recordings are as if it had never begun; the step itself is run without."""
+    forward = Pass.forward
+
+    def failing(run: Pass) -> object:
+        kept = torch.empty(1 << 28, device="cuda") if torch.cuda.is_current_stream_capturing() else None
+        found = forward(run)
+        if kept is not None:
+            torch.cuda.synchronize()  # nobody may wait in a recording
+        return found
+
+    monkeypatch.setattr(Pass, "forward", failing)
+    plain, tiled = pair(small())
+    x = image()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    with caplog.at_level(logging.INFO, "tilegrad"):
+        for _ in range(4):
+            for net in (plain, tiled):
+                net.zero_grad()
+                net(x).square().mean().backward()
+            same(plain, tiled)
+    assert any("not recorded" in record.message for record in caplog.records)
+    assert torch.randn(3, device="cuda").isfinite().all()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() - before < 128 << 20
+    monkeypatch.undo()
+    plain, tiled = pair(small())
+    for _ in range(4):
+        for net in (plain, tiled):
+            net.zero_grad()
+            net(x).square().mean().backward()
+        same(plain, tiled)
+    assert is_recorded(tiled)

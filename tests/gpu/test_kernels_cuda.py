@@ -28,6 +28,10 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "groups": (lambda: nn.Sequential(nn.Conv2d(8, 16, 3, groups=4, bias=False), nn.ReLU()), (40, 40)),
     "dilated": (lambda: nn.Sequential(nn.Conv2d(8, 8, 3, padding=2, dilation=2), nn.ReLU(), nn.MaxPool2d(2)), (64, 64)),
     "3-D": (lambda: nn.Sequential(nn.Conv3d(8, 8, 3, padding=1), nn.ReLU()), (16, 24, 20)),
+    "transposed": (lambda: nn.Sequential(nn.ConvTranspose2d(8, 8, 2, 2), nn.ReLU(), nn.Conv2d(8, 8, 3)), (37, 41)),
+    "batch norm": (lambda: nn.Sequential(nn.Conv2d(8, 16, 3, bias=False), nn.BatchNorm2d(16), nn.ReLU()), (64, 48)),
+    "group norm": (lambda: nn.Sequential(nn.Conv2d(8, 16, 3, bias=False), nn.GroupNorm(4, 16), nn.ReLU()), (64, 48)),
+    "norm 3-D": (lambda: nn.Sequential(nn.Conv3d(8, 8, 3, bias=False), nn.BatchNorm3d(8), nn.ReLU()), (16, 24, 20)),
     "alone": (lambda: nn.Sequential(nn.Conv2d(8, 16, 3, padding=1), nn.GELU(), nn.Conv2d(16, 8, 3)), (64, 48)),
 }
 

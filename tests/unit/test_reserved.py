@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tilegrad.modules import reserved
-from tilegrad.modules.reserved import COARSE, FEW, TWICE, Reserved, is_out_of_memory
+from tilegrad.modules.reserved import COARSE, FEW, ROOM, TWICE, Reserved, first_budget, is_out_of_memory
 
 MIB = 1 << 20
 MINE = torch.zeros(4 * MIB)  # 16 MiB
@@ -26,14 +26,17 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def plan(need: int) -> SimpleNamespace:
-    return SimpleNamespace(graph=None, predicted={"total_bytes": need})
+    graph = SimpleNamespace(outputs=("y",), type=lambda name: SimpleNamespace(bytes=MIB))
+    return SimpleNamespace(graph=graph, predicted={"total_bytes": need})
 
 
-def look(found: Reserved, allocator: SimpleNamespace, held: int, *, others: int = 0) -> None:
-    allocator.allocated = 16 * MIB + others
+def look(found: Reserved, allocator: SimpleNamespace, held: int, *, others: int = 0, stays: int = 0) -> None:
+    """A step that holds so much at most, beside what others have; `stays`: after it."""
+    allocator.allocated = allocator.reserved = 16 * MIB + others
     found.begin({"x": MINE})
     allocator.reserved = held + others
-    found.end()
+    allocator.allocated += stays + 2 * MIB + 16 * MIB  # an output, its gradient, and the gradient that it came for
+    found.end(plan(0), [MINE])  # type: ignore[arg-type]
 
 
 def test_within_the_budget_nothing_is_planned_again(allocator: SimpleNamespace) -> None:
@@ -55,6 +58,17 @@ def test_planned_again_for_as_much_less_and_twice_at_most(allocator: SimpleNames
         assert found.lesson(plan(1016 * MIB)) == 516 * MIB  # type: ignore[arg-type]  # half of what is ours
     look(found, allocator, 2016 * MIB)
     assert found.lesson(plan(1016 * MIB)) is None  # type: ignore[arg-type]
+
+
+def test_what_libraries_keep_does_not_shrink_with_tiles(allocator: SimpleNamespace) -> None:
+    found = Reserved(torch.device("cpu"), 1116 * MIB)
+    look(found, allocator, 2116 * MIB, stays=100 * MIB)
+    assert found.lesson(plan(1016 * MIB)) == 516 * MIB  # type: ignore[arg-type]  # 500 + 500 for tiles, 100, 16
+
+
+def test_some_is_left_for_what_no_plan_counts() -> None:
+    assert first_budget(1600 * MIB) == 1500 * MIB
+    assert first_budget(100 << 30) == (100 << 30) - ROOM
 
 
 def test_only_the_first_steps_are_looked_at(allocator: SimpleNamespace) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from ..ops import Place
+from ..ops.frame import unframed
 from ..progress import Progress, tick
 from ..region import Box
 from ..schedule import Fold, Free, Island, IslandStep, Join, Load, Store
@@ -87,7 +88,10 @@ class Compiled:
         device = tensors[0].device
 
         def look_up(name: str, box: Box) -> Tensor:
-            return narrowed(*made[name], box) if name in made else known[Argument(name, box)]
+            if name not in made:
+                return known[Argument(name, box)]
+            found, have = made[name]
+            return unframed(found, frame_of(have, box))
 
         for step in self.steps:
             tick()
@@ -172,12 +176,11 @@ def _made(step: PartStep) -> Sequence[tuple[str, Box]]:
     return ()
 
 
-def narrowed(tensor: Tensor, have: Box, box: Box) -> Tensor:
-    """A box of a value of which a larger one is in hand."""
-    for dim, (want, side) in enumerate(zip(box, have, strict=True)):
-        if want != side:
-            tensor = tensor.narrow(dim, want.lo - side.lo if want.size else 0, want.size)
-    return tensor
+def frame_of(have: Box, box: Box) -> list[int]:
+    """What of a box that is in hand lies around another."""
+    sides = zip(reversed(box), reversed(have), strict=True)
+    each = ((want.lo - side.lo, side.hi - want.hi) if want.size else (0, side.size) for want, side in sides)
+    return [n for pair in each for n in pair]
 
 
 # -- where it begins and ends ------------------------------------------------------------------------------------------

@@ -9,13 +9,18 @@ Rule C2  All recordings of a module lie in one pool of memory, so one step at a 
          its backward. Another that begins meanwhile runs as it would without a recording.
 Rule C3  A recording serves only the very tensors (parameters, buffers) it was made with, where they lay then.
 Rule C4  A recording is not missed: whatever stands in its way, the step runs without it, and the log says why, once.
+Rule C5  What fails leaves nothing behind: torch's generator believes that a recording still goes on, and random numbers
+         would fail from then on, until another recording ends well.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import logging
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -24,6 +29,7 @@ from torch.autograd.graph import increment_version
 
 from ..ir import Graph, Kind
 from ..schedule import Move, Storage
+from ..torch_private import end_pool
 from .executor import Executor
 from .unchanged import version_of, was_changed
 from .walk import Pass
@@ -62,12 +68,25 @@ class GraphPool:
         self._flight: weakref.ref[Flight] | None = None
         self._handle: Any = None
 
-    @property
-    def handle(self) -> Any:
-        """What torch calls it."""
+    @contextlib.contextmanager
+    def recording(self, graph: torch.cuda.CUDAGraph, device: torch.device) -> Iterator[None]:
+        """Other threads (those that load data) go on meanwhile. Garbage waits: what dies may wait for the device, which
+        ends a recording."""
         if self._handle is None:
             self._handle = torch.cuda.graph_pool_handle()
-        return self._handle
+        gc.collect()
+        enabled = gc.isenabled()
+        gc.disable()
+        try:
+            with torch.cuda.graph(graph, self._handle, _stream(device), capture_error_mode="thread_local"):
+                yield
+        except RuntimeError:
+            _mend(self._handle, device)
+            self._handle = None
+            raise
+        finally:
+            if enabled:
+                gc.enable()
 
     @property
     def busy(self) -> bool:
@@ -77,6 +96,19 @@ class GraphPool:
 
     def begin(self, flight: Flight) -> None:
         self._flight = weakref.ref(flight)
+
+
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all recordings: libraries keep a workspace for each stream they have seen."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _mend(handle: Any, device: torch.device) -> None:
+    """Rule C5."""
+    end_pool(device, handle)
+    with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=_stream(device)):
+        torch.zeros(1, device=device)
 
 
 class Recorded:
@@ -118,7 +150,7 @@ class Recorded:
             reason = "parameters are others from step to step"
         if reason is None:
             try:
-                self.recording = Recording(self.executor, self.pool.handle, tensors, device, seed)
+                self.recording = Recording(self.executor, self.pool, tensors, device, seed)
             except RuntimeError as error:  # torch's word for everything that goes wrong on a device
                 reason = _first_line(error)
         if reason is not None:
@@ -161,7 +193,7 @@ class Recording:
     def __init__(
         self,
         executor: Executor,
-        pool: Any,  # torch's handle
+        pool: GraphPool,
         tensors: Mapping[str, Tensor],
         device: torch.device,
         seed: int,
@@ -174,22 +206,17 @@ class Recording:
         self.fixed = {name: t for name, t in tensors.items() if graph.value[name].kind is not Kind.INPUT}
         self.places = {name: _place(t) for name, t in self.fixed.items()}
         self.seed = torch.tensor(seed, device=device)
-        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.ahead, self.back = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         self.given: list[Tensor | None] | None = None
         self.found: dict[str, Tensor] = {}
         written = {*executor.written, *(old for old, _ in graph.updates)}
-        with self._recording(self.ahead):
+        with pool.recording(self.ahead, device):
             self.before = {name: self.fixed[name].detach().clone() for name in written}
             self.step = Pass(executor, {**self.fixed, **self.inputs}, device, seed=self.seed)
             self.outputs, updates = self.step.forward()
             with torch.no_grad():
                 for name, value in updates:
                     self.fixed[name].copy_(value)
-
-    def _recording(self, graph: torch.cuda.CUDAGraph) -> torch.cuda.graph:
-        """Other threads (those that load data) go on meanwhile."""
-        return torch.cuda.graph(graph, self.pool, self.stream, capture_error_mode="thread_local")
 
     def serves(self, tensors: Mapping[str, Tensor]) -> bool:
         """Rule C3. Shapes and layouts of inputs are those of the plan."""
@@ -215,7 +242,7 @@ class Recording:
             return
         given = [None if grad is None else grad.detach().clone() for grad in grads]
         self.step.watch()  # what was written to before is ours
-        with self._recording(self.back):
+        with self.pool.recording(self.back, self.device):
             self.found = self.step.backward(given)
         self.given = given
 

@@ -18,10 +18,11 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ..ops import Call, Place
+from ..ops.frame import cropped
 from ..region import Box
 from ..schedule import Fold, Free, Island, Load, Store
 from ..torch_private import saving_is_hooked
-from .compiled import Compiled, narrowed, run_compiled
+from .compiled import Compiled, frame_of, run_compiled
 from .executor import ProgramStep
 from .prepared import TileChain, TileJoin, TileNode
 from .saved import Adoptions, Enter, Holdings, References, Saved, fills, memory_of, trimmed
@@ -172,13 +173,14 @@ class Record:
             found, have = self.values[name]
         else:
             return self.owner.empty(name, box.shape)
-        return found if box == have else narrowed(found, have, box)
+        return found if box == have else cropped(found, frame_of(have, box))
 
     def _compute(self, node: TileNode) -> None:
         run, step, name = self.owner, node.step, node.step.node
         tiles = [self.tensor(value, box) for value, box in node.reads]
         unread = name in self.unread and node.out in run.needs
-        place = Place(step.out, step.reads, run.seed_of(name) if node.op.random else 0, run.device, unread)
+        seed = run.seed_of(name) if node.op.random else 0
+        place = Place(step.out, step.reads, seed, run.device, unread, run.known)
         result = self._run_tiles(node, tiles, place)
         self.values[node.out] = (checked(result, step.out, node.call.node), step.out)
 
@@ -203,7 +205,7 @@ class Record:
     def _run_chain(self, chain: TileChain) -> None:
         """Several nodes at once."""
         tiles = [[self.tensor(value, box) for value, box in reads] for reads in chain.reads]
-        place = Place(chain.first.out, chain.first.reads, 0, self.owner.device)
+        place = Place(chain.first.out, chain.first.reads, 0, self.owner.device, False, self.owner.known)
         self.values[chain.out] = (chain.fused.kernel.run(chain.calls, tiles, place), chain.fused.steps[-1].out)
 
     def _run_tiles(self, node: TileNode, tiles: list[Tensor], place: Place) -> Tensor:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from ..ops.channels import layout_of
 from ..region import Box
 from ..schedule import Halo
 from .prepared import TileJoin
@@ -74,7 +75,8 @@ class JoinFunction(Function):
 def _writable(grad: Tensor | None, seam: Seam, like: Tensor) -> Tensor:
     """A gradient of the held box that may be written to."""
     if grad is None:
-        return like.new_zeros(seam.join.step.held.shape)
+        shape, room = seam.join.step.held.shape, {"dtype": like.dtype, "device": like.device}
+        return torch.empty(shape, memory_format=layout_of(like), **room).zero_()  # type: ignore[call-overload]
     return grad if seam.fresh and grad._is_view() is False else grad.clone()
 
 

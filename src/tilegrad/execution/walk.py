@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,9 +45,8 @@ from .ranks import Peers, Ranks
 from .record import Record
 from .saved import memory_of
 from .shelf import Shelf
+from .sums import LOW, PAIR, Sums
 from .unchanged import version_of, was_changed
-
-LOW = (torch.float16, torch.bfloat16)
 
 
 class Pass:
@@ -69,8 +69,9 @@ class Pass:
         self.values: dict[str, Field] = {}
         self.grads: dict[str, Field] = {}
         self.leaves: dict[str, Tensor] = {}  # outside values that are read whole, as autograd knows them
-        self.sums: dict[str, Tensor] = {}  # their gradients, where summed in another precision
+        self.sums = Sums()  # of their gradients, where made in another precision
         self.totals: dict[str, tuple[Tensor, ...]] = {}  # of folds
+        self.known: dict[str, Any] = {}  # what tiles of a node have in common
         self.records: dict[str, Record] = {}
         self.halos = Shelf(executor.schedule.storage)
         self.halo_grads = Shelf(executor.schedule.storage)
@@ -202,6 +203,7 @@ class Pass:
             if "modified by an inplace operation" not in str(error):
                 raise
             raise was_changed("an output, or what it was made from,") from error
+        self.sums.settle()
 
     def _run(self, at: int, island: Island, keep: bool) -> None:
         if self.again and self.executor.schedule.is_for_backward(at) and not self._asked(island):
@@ -331,8 +333,8 @@ class Pass:
         """An outside value that is read whole, as autograd's leaf: all islands add to its gradient."""
         if name not in self.leaves:
             self.leaves[name] = leaf = self.read(name, self.executor.full[name]).detach().requires_grad_()
-            if leaf.dtype in LOW and self.executor.readers.get(name, 0) > 1:
-                _sum_in_single(leaf, name, self.sums)
+            if leaf.dtype in LOW and self.executor.readers.get(name, 0) > PAIR:
+                self.sums.gather(leaf, name)
         return self.leaves[name]
 
     def fold(self, node: str, part: tuple[Tensor, ...]) -> None:
@@ -350,7 +352,7 @@ class Pass:
 
     def _settle(self, name: str) -> None:
         """What has come to a leaf so far goes to where the value's gradient is gathered."""
-        found = self.sums.pop(name, None)
+        found = self.sums.take(name)
         leaf = self.leaves.get(name)
         if leaf is not None and found is None:
             found, leaf.grad = leaf.grad, None
@@ -370,8 +372,8 @@ class Pass:
             self.grads[name] = self._field(name)
         if name in self.tensors:
             grad = grad.to(self.tensors[name].device)
-        elif grad.dtype in LOW and self.executor.readers.get(name, 0) > 1:
-            grad, shared = grad.float(), False  # as `_sum_in_single`
+        elif grad.dtype in LOW and self.executor.readers.get(name, 0) > PAIR:
+            grad, shared = grad.float(), False  # as `Sums`
         self.grads[name].add(box, grad, shared=shared)
 
     def seed_of(self, node: str) -> Seed:
@@ -384,17 +386,3 @@ class Pass:
 def seed_of(seed: Seed, node: str) -> Seed:
     """A random operator's own seed."""
     return seed ^ zlib.crc32(node.encode()) << 20
-
-
-def _sum_in_single(leaf: Tensor, name: str, sums: dict[str, Tensor]) -> None:
-    """Sum a half precision gradient over tiles in single precision: in bfloat16 the sum itself loses per cents."""
-
-    def add(tensor: Tensor) -> None:
-        assert tensor.grad is not None
-        if name in sums:
-            sums[name] += tensor.grad
-        else:
-            sums[name] = tensor.grad.to(torch.float32)
-        tensor.grad = None
-
-    leaf.register_post_accumulate_grad_hook(add)  # type: ignore[no-untyped-call]

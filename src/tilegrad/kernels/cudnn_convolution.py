@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..ops import Call, Place
-from ..ops.conv import Conv, Options, conv_backward, framed
+from ..ops.conv import Conv, Options, conv_backward
+from ..ops.frame import framed
 from .base import Kernel, first_result, op_of, whole_place
 from .in_place_activation import rectify_
 

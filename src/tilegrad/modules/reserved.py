@@ -7,7 +7,7 @@ when the first step has run, and the first that is recorded.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -19,9 +19,15 @@ from ..units import format_bytes
 
 FEW = 3  # steps that are looked at: those before one is recorded, and that one
 TWICE = 2  # times that is planned again: with other tiles kernels take other workspaces
+ROOM = 256 << 20
 COARSE = 32 << 20  # the allocator takes memory in pieces: so much is not passing a budget
 WORDS = ("can't allocate memory", "unable to find an engine", "CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED")
 _log = logging.getLogger("tilegrad")
+
+
+def first_budget(budget: int) -> int:
+    """What a plan may count on before any step has run: some is for workspaces, and for what lies between tensors."""
+    return budget - min(budget // 16, ROOM)
 
 
 class Reserved:
@@ -29,24 +35,31 @@ class Reserved:
 
     def __init__(self, device: torch.device, budget: int):
         self.device, self.budget = device, budget
-        self.left, self.others, self.most = FEW, 0, 0
+        self.left, self.most = FEW, 0
+        self.here = self.held = self.mine = 0  # before a step: handed out, held, and what of it is the model's
+        self.stays = 0  # what libraries took in a step and keep
         self.again = TWICE
         expand_segments()
         torch.cuda.empty_cache()
 
     def begin(self, tensors: Mapping[str, Tensor]) -> None:
-        """Before a step: what is there and is not the model's."""
+        """Before a step: what is there, and what of it is the model's. What others hold and do not use is not ours."""
         if self.left:
+            give_back(self.device)
             here = [t for t in tensors.values() if t.device == self.device]
             grads = [t.grad for t in here if t.is_leaf and t.grad is not None]
             mine = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in (*here, *grads)}
-            self.others = max(0, torch.cuda.memory_allocated(self.device) - sum(mine.values()))
+            self.here, self.held = torch.cuda.memory_allocated(self.device), torch.cuda.memory_reserved(self.device)
+            self.mine = sum(mine.values())
 
-    def end(self) -> None:
-        """After it."""
+    def end(self, schedule: Schedule, found: Iterable[Tensor] = ()) -> None:
+        """After it. `found`: gradients."""
         if self.left:
             self.left -= 1
-            self.most = max(self.most, torch.cuda.memory_reserved(self.device) - self.others)
+            self.most = max(self.most, torch.cuda.memory_reserved(self.device) - self.held + self.mine)
+            outputs = sum(schedule.graph.type(name).bytes for name in schedule.graph.outputs)
+            known = 2 * outputs + sum(t.numel() * t.element_size() for t in found)
+            self.stays = max(self.stays, torch.cuda.memory_allocated(self.device) - self.here - known)
 
     def lesson(self, schedule: Schedule) -> int | None:
         """The budget to plan again for, where steps held more than they should: as much more than that is within it."""
@@ -54,13 +67,12 @@ class Reserved:
             return None
         need = int(schedule.predicted["total_bytes"])
         outside = outside_bytes(schedule.graph)  # the rest grows and shrinks with tiles
-        share = min(1.0, (need - outside) / max(1, self.most - outside))
-        less = int(outside + share * (self.budget - outside))
+        share = min(1.0, (need - outside) / max(1, self.most - outside - self.stays))
+        less = int(outside + share * (self.budget - outside - self.stays))
         _log.warning(
             "a step predicted to need %s held %s, more than the budget of %s: planned again for %s",
             *map(format_bytes, (need, self.most, self.budget, less)),
         )
-        give_back(self.device)
         self.again, self.left, self.most = self.again - 1, FEW, 0
         return less
 

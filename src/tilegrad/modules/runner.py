@@ -32,7 +32,7 @@ from ..units import format_bytes
 from .options import Options
 from .plan_file import Planned
 from .planned import plan_call, say_what_is_whole
-from .reserved import Reserved, give_back, is_out_of_memory
+from .reserved import Reserved, first_budget, give_back, is_out_of_memory
 
 SMALLER = 0.75  # of a plan that ran out of memory: what the next one gets
 T = TypeVar("T")
@@ -53,13 +53,20 @@ class Runner:
     ):
         self.captured, self.options, self.device = captured, options.on(device), device
         self._graded, self._plain, self._pool = graded, cache(plain), pool
-        self._use(self._planned(self.options))
         budget = self.options.budget_on(device)
+        self._use(self._planned(self.options) if budget is None or device.type != "cuda" else self._with_room(budget))
         looks = device.type == "cuda" and budget is not None and self.schedule.mode != "none"
         self.reserved = Reserved(device, budget) if looks and budget is not None else None
 
     def _planned(self, options: Options) -> Planned:
         return plan_call(self.captured.graph, options, self._graded, self._plain, self.device)
+
+    def _with_room(self, budget: int) -> Planned:
+        try:
+            schedule, planning = self._planned(replace(self.options, budget=first_budget(budget)))
+        except BudgetError:  # which would speak of another budget than the user's
+            return self._planned(self.options)
+        return schedule, None if planning is None else replace(planning, budget=budget)
 
     def _use(self, planned: Planned) -> None:
         self.schedule, self.planning = planned
@@ -97,8 +104,6 @@ class Runner:
 
     def plan_smaller(self) -> bool:
         """Rule R1. Is there a smaller plan? What was asked for otherwise (tiles of a size) does not count any more."""
-        self.recorded = None
-        give_back(self.device)
         budget, need = self.options.budget_on(self.device), int(self.schedule.predicted.get("total_bytes", 0))
         if self.schedule.mode == "none" or not need:
             return False
@@ -107,6 +112,8 @@ class Runner:
         return self._plan_for(less)
 
     def _plan_for(self, budget: int) -> bool:
+        self.recorded = None  # whose memory is its own as long as it lives
+        give_back(self.device)
         try:
             self._use(self._planned(replace(self.options, budget=budget, tile=None)))
         except BudgetError as error:
@@ -152,7 +159,7 @@ class Step:
     def forward(self) -> tuple[list[Tensor], list[tuple[str, Tensor]]]:
         found = self._tried(lambda session: session.forward())
         if self.runner.reserved is not None and not self.needs:
-            self.runner.reserved.end()
+            self.runner.reserved.end(self.runner.schedule)
         return found
 
     def backward(self, grads: Sequence[Tensor | None]) -> dict[str, Tensor]:
@@ -166,7 +173,7 @@ class Step:
 
         found = self._tried(run, self.runner.repeatable)
         if self.runner.reserved is not None:
-            self.runner.reserved.end()
+            self.runner.reserved.end(self.runner.schedule, found.values())
         return found
 
     def _tried(self, run: Callable[[Pass | Flight], T], again: bool = True) -> T:

@@ -11,9 +11,9 @@ Rule O4  Backward is autograd over `run`: what it keeps alive is found by runnin
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from ..ir import Build, Node, TensorType
 from ..region import POINT, Box, Whole, Window
 from . import aten
 
+T = TypeVar("T")
 Seed = int | Tensor  # a tensor where a step is recorded: kernels read what it is then
 
 
@@ -103,11 +104,21 @@ class Place:
     seed: Seed = 0  # of random operators
     device: torch.device | None = None  # where the tile runs, for operators that read nothing
     unread: bool = False  # nobody reads what is made: only its gradient is wanted, and its shape
+    known: dict[str, Any] | None = field(default=None, compare=False)  # what tiles of one pass have in common
 
     def pad(self, call: Call, i: int = 0) -> list[tuple[int, int]]:
         """How far input `i`'s box sticks out of its value, per dimension."""
         shape = call.inputs[i].shape
         return [side.overhang(n) for side, n in zip(self.reads[i], shape, strict=True)]
+
+    def once(self, call: Call, make: Callable[[], T]) -> T:
+        """What is the same for all tiles of a node."""
+        if self.known is None:
+            return make()
+        if call.node.name not in self.known:
+            self.known[call.node.name] = make()
+        found: T = self.known[call.node.name]
+        return found
 
     def origin(self, call: Call, i: int, dim: int) -> int:
         """Global index of the first element of input `i`'s tile along `dim`."""

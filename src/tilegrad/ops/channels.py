@@ -19,7 +19,7 @@ def affine(
     x: Tensor, scale: Tensor, shift: Tensor | None = None, mean: Tensor | None = None, onto: Tensor | None = None
 ) -> Tensor:
     """`(x - mean) * scale + shift + onto`, where whatever is None is zero."""
-    if x.dtype in LOW:
+    if x.dtype in LOW or (x.is_cuda and mean is not None):
         found = _by_kernel(x, scale, shift, mean)
         return found if onto is None else found.add_(onto)
     if mean is not None:
@@ -39,9 +39,12 @@ def affine(
 def sums(x: Tensor, mean: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     """Of `grad` and of `grad * (x - mean)` per sample (or over all) and channel."""
     rows = _Rows(x, mean)
-    at, one, laid = rows.spread(mean), mean.new_ones(rows.count), (rows.lay(grad), rows.lay(x))
+    at, one, laid = rows.spread(mean), constant(1.0, rows.count, mean), (rows.lay(grad), rows.lay(x))
     if x.is_meta or not x.numel():  # torch's rule for tensors without data makes an image that the kernel does not
         return rows.gather(torch.zeros_like(one)), rows.gather(torch.zeros_like(one))
+    if x.is_cuda:
+        total, along, *_ = torch.batch_norm_backward_reduce(*laid, at, one, None, True, False, False)
+        return rows.gather(total), rows.gather(along)
     backward = torch.ops.aten.native_batch_norm_backward
     of = backward(*laid, one, at, one, at, one, False, 0.0, [False, True, True])
     return rows.gather(of[2]), rows.gather(of[1])
@@ -52,12 +55,15 @@ def _by_kernel(x: Tensor, scale: Tensor, shift: Tensor | None, mean: Tensor | No
         found = (x if mean is None else x - mean) * scale
         return (found if shift is None else found + shift).to(x.dtype)
     rows = _Rows(x, scale)
-    one = scale.new_ones(rows.count)
-    at = torch.zeros_like(one) if mean is None else rows.spread(mean)
+    one = constant(1.0, rows.count, scale)
+    at = constant(0.0, rows.count, scale) if mean is None else rows.spread(mean)
     by = None if shift is None else rows.spread(shift)
     found = torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=rows.layout)
     laid = rows.lay(x), rows.spread(scale), by, at, one
-    if not x.is_meta:  # into a tensor that is no view of another, so that an activation may be made where it lies
+    # into a tensor that is no view of another, so that an activation may be made where it lies
+    if x.is_cuda:
+        torch.ops.aten.batch_norm_elemt.out(*laid, 0.0, out=rows.lay(found))
+    elif not x.is_meta:
         out = {"out": rows.lay(found), "save_mean": scale.new_empty(0), "save_invstd": scale.new_empty(0)}
         torch.ops.aten.native_batch_norm.out(*laid, False, 0.0, 0.0, **out)
     return found.contiguous(memory_format=layout_of(x))
@@ -92,6 +98,24 @@ class _Rows:
         return found.view(*self.counts[:2], *(1 for _ in range(self.rank - 2)))
 
 
+def constant(value: float, count: int, like: Tensor) -> Tensor:
+    """The same number many times. Kernels of a GPU read them again and again: there they are made once, and stay, since
+    a recorded step may read them as long as it lives."""
+    if not like.is_cuda:
+        return like.new_full((count,), value)
+    size = 1 << max(12, (count - 1).bit_length())
+    key = value, size, like.dtype, like.device
+    found = _CONSTANTS.get(key)
+    if found is None:
+        found = like.new_full((size,), value)
+        if not torch.cuda.is_current_stream_capturing():  # what is made while recording is there in replays only
+            _CONSTANTS[key] = found
+    return found[:count]
+
+
+_CONSTANTS: dict[tuple[float, int, torch.dtype, torch.device], Tensor] = {}
+
+
 @cache
 def _part(length: int) -> int:
     """A divisor that is large enough to be worth a worker, and small enough for many of them."""
@@ -99,7 +123,13 @@ def _part(length: int) -> int:
 
 
 def layout_of(tensor: Tensor) -> torch.memory_format:
-    """channels_last survives. Strides tell it even for a tile of one pixel, which lies in memory like any other."""
-    if tensor.dim() in (4, 5) and tensor.stride(1) == 1 and 1 < tensor.shape[1] <= tensor.stride(-1):
+    """channels_last survives. Strides tell it even for a tile of one pixel, which lies in memory like any other, and
+    for one channel: cuDNN goes by them."""
+    if tensor.dim() in (4, 5) and tensor.stride(1) == 1 and _is_last(tensor):
         return torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
     return torch.contiguous_format
+
+
+def _is_last(tensor: Tensor) -> bool:
+    channels = tensor.shape[1]
+    return channels <= tensor.stride(-1) if channels > 1 else tensor.stride(-1) == 1 < tensor[0].numel()

@@ -14,6 +14,7 @@ from torch.autograd import Function
 from ..region import Slide
 from .base import Call, Op, Place, Reads, Sample, imagelike, whole
 from .channels import layout_of
+from .frame import framed, unframed
 from .registry import op
 
 CONV = (F.conv1d, F.conv2d, F.conv3d)
@@ -88,38 +89,6 @@ class Conv(Op):
         yield Sample(lambda x, w: F.conv3d(x, w, padding=1), ((1, 2, 5, 6, 7), (2, 2, 3, 3, 3)))
 
 
-def framed(x: Tensor, frame: Sequence[int]) -> Tensor:
-    """`F.pad`; but that first fills all of it, which is worth some calls to avoid where there is much to fill."""
-    if not any(frame):
-        return x
-    if x.numel() < 2**16:
-        return F.pad(x, frame)
-    sides = [(-1 - at // 2, frame[at], frame[at + 1]) for at in range(0, len(frame), 2)]
-    shape = list(x.shape)
-    for dim, before, after in sides:
-        shape[dim] += before + after
-    found = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=layout_of(x))
-    inner = found
-    for dim, before, after in sides:
-        size = inner.shape[dim]
-        if before:
-            inner.narrow(dim, 0, before).zero_()
-        if after:
-            inner.narrow(dim, size - after, after).zero_()
-        inner = inner.narrow(dim, before, size - before - after)
-    inner.copy_(x)
-    return found
-
-
-def unframed(grad: Tensor, frame: Sequence[int]) -> Tensor:
-    """The gradient of what was framed."""
-    for at in range(0, len(frame), 2):
-        if frame[at] or frame[at + 1]:
-            dim = -1 - at // 2
-            grad = grad.narrow(dim, frame[at], grad.shape[dim] - frame[at] - frame[at + 1])
-    return grad
-
-
 class TileConv(Function):
     """A convolution of which autograd keeps the tile, not a copy with zeros around it. Where only a gradient is wanted
     it has a `shape` and is not run: the result is one element, repeated."""
@@ -161,12 +130,19 @@ def conv_backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of the tile, the weights and the bias, which has this shape."""
     stride, padding, dilation, groups = options
-    apart = needs[2] and grad.is_cuda and layout_of(grad) != torch.contiguous_format
-    rest = (stride, padding, dilation, False, [0] * len(stride), groups, [*needs[:2], needs[2] and not apart])
-    of_x, of_weight, of_bias = torch.ops.aten.convolution_backward(grad, framed(x, frame), weight, bias, *rest)
-    if apart:
-        of_bias = channel_sums(grad)
+    how = (stride, padding, dilation, False, [0] * len(stride), groups)
+    of_x, of_weight, of_bias = gradients(grad, framed(x, frame), weight, bias, how, needs)
     return None if of_x is None else unframed(of_x, frame), of_weight, of_bias
+
+
+def gradients(
+    grad: Tensor, x: Tensor, weight: Tensor, bias: Sequence[int] | None, how: Sequence[Any], needs: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """As torch has them, but for a bias on a GPU. `how`: what torch calls stride, padding and so on, transposed too."""
+    apart = needs[2] and grad.is_cuda and layout_of(grad) != torch.contiguous_format
+    mask = [*needs[:2], needs[2] and not apart]
+    of_x, of_weight, of_bias = torch.ops.aten.convolution_backward(grad, x, weight, bias, *how, mask)
+    return of_x, of_weight, channel_sums(grad) if apart else of_bias
 
 
 def channel_sums(grad: Tensor) -> Tensor:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import prod
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import Function
 
 from ..region import Spread
 from .base import Call, Op, Place, Reads, Sample, imagelike, whole
+from .conv import gradients
+from .frame import framed, unframed
 from .registry import op
 
 CONV_TRANSPOSE = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+TransposeOptions = tuple[list[int], list[int], int]  # stride, dilation, groups
 
 
 def windows(call: Call) -> tuple[Spread, ...]:
@@ -54,6 +59,9 @@ class ConvTranspose(Op):
         plain = all(grow) and all(f == t >= 0 for f, t in zip(front, tail, strict=True))
         if plain:
             return CONV_TRANSPOSE[axes - 1](x, weight, bias, stride, front, 0, groups, dilation)
+        if all(grow) and min(*front, *tail) >= 0:
+            cut = [p for pair in zip(reversed(front), reversed(tail), strict=True) for p in pair]
+            return TileConvTranspose.apply(x, weight, bias, cut, (stride, dilation, groups))  # type: ignore[no-untyped-call]
         if all(grow):
             y = CONV_TRANSPOSE[axes - 1](x, weight, None, stride, 0, 0, groups, dilation)
         else:  # outputs that no input reaches: zeros, and the bias
@@ -73,3 +81,31 @@ class ConvTranspose(Op):
         yield Sample(lambda x, w: conv(x, w, stride=2, groups=2), ((1, 4, 4, 3), (4, 1, 3, 3)), "groups")
         yield Sample(lambda x, w: F.conv_transpose1d(x, w, stride=3, padding=2), ((1, 2, 6), (2, 2, 5)))
         yield Sample(lambda x, w: F.conv_transpose3d(x, w, stride=2), ((1, 2, 3, 3, 4), (2, 1, 2, 2, 2)))
+
+
+class TileConvTranspose(Function):
+    """A transposed convolution of which a tile wants the inner part: the rest is no part of the gradient either."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, cut: Sequence[int], options: TransposeOptions
+    ) -> Tensor:
+        stride, dilation, groups = options
+        ctx.save_for_backward(x, weight)
+        ctx.bias, ctx.cut, ctx.options = None if bias is None else list(bias.shape), cut, options
+        y = CONV_TRANSPOSE[len(stride) - 1](x, weight, bias, stride, 0, 0, groups, dilation)
+        return unframed(y, cut)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        x, weight = ctx.saved_tensors
+        stride, dilation, groups = ctx.options
+        zeros, needs = [0] * len(stride), ctx.needs_input_grad[:3]
+        options = (stride, zeros, dilation, True, zeros, groups)
+        batch = grad.dim() - len(stride) > 1
+        wide, tile = framed(grad, ctx.cut), x
+        found = gradients(
+            wide if batch else wide[None], tile if batch else tile[None], weight, ctx.bias, options, needs
+        )
+        of_x = found[0] if batch or found[0] is None else found[0][0]
+        return of_x, *found[1:], None, None

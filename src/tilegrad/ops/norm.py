@@ -18,7 +18,7 @@ from torch.autograd import Function
 
 from ..ir import Build, TensorType
 from .base import Call, Op, Place, Read, Reads, Reduction, Sample, Weighted, along, pointwise, whole
-from .channels import LOW, affine, sums
+from .channels import LOW, affine, layout_of, sums
 from .registry import op
 
 
@@ -51,8 +51,9 @@ class Norm(Weighted):
             return self.run_native(call, tiles, place.device)
         if learns and not tiles[0].is_cuda:  # a CPU's own backward is as good
             return self.run_native(call, tiles, place.device)
-        found: Tensor = FrozenNorm.apply(tiles[0], weight, bias, mean, var, call.attr("eps", 1e-5))  # type: ignore[no-untyped-call]
-        return found
+        assert var is not None
+        rest = weight, bias, mean, var, call.attr("eps", 1e-5)
+        return frozen_norm(tiles[0], *rest, place.once(call, lambda: frozen_numbers(tiles[0], *rest)))
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -106,7 +107,7 @@ class Moments(Reduction):
         count = prod(tile.shape[d] for d in over)
         wide = torch.float32 if tile.dtype in LOW else tile.dtype
         if tile.is_cuda and count:  # one pass; a CPU is faster with three
-            var, mean = torch.var_mean(tile.to(wide), over, correction=0, keepdim=True)
+            mean, var = _moments(tile, over, wide)
             square = var * count
         else:
             mean = tile.sum(over, keepdim=True, dtype=wide) / max(1, count)
@@ -140,6 +141,16 @@ class Moments(Reduction):
         shift, scale = grad.view(2, *mean.shape).to(mean.dtype) / count
         shift, scale, mean = _ungrouped(tile, shift, 2 * scale, mean)
         return affine(tile, scale, shift, mean, onto)
+
+
+def _moments(tile: Tensor, over: Sequence[int], wide: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Mean and variance on a GPU. Its kernel for channels takes half precision as it is."""
+    if list(over) != [d for d in range(tile.dim()) if d != 1]:
+        var, mean = torch.var_mean(tile.to(wide), list(over), correction=0, keepdim=True)
+        return mean, var
+    mean, root = torch.batch_norm_stats(tile.contiguous(memory_format=layout_of(tile)), 0.0)
+    var = torch.where(root > 0, root.square().reciprocal(), 0.0)
+    return tuple(t.view(1, -1, *(1 for _ in over[1:])) for t in (mean, var))  # type: ignore[return-value]
 
 
 def _split(x: Tensor, dim: int, groups: int) -> Tensor:
@@ -194,30 +205,59 @@ def _normalized(call: Call, tiles: Sequence[Tensor], stats: Tensor) -> Tensor:
     return found
 
 
+Numbers = tuple[Tensor, Tensor, Tensor, Tensor | None]  # mean, one over the deviation, scale, shift
+
+
 class FrozenNorm(Function):
     """Batch norm by what it remembers. torch's own backward sums over the image even where nobody learns from that, and
     keeps the image for it; on a GPU it gives each channel to one worker."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, eps: float
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        mean: Tensor,
+        var: Tensor,
+        eps: float,
+        known: Numbers,
     ) -> Tensor:
-        ctx.save_for_backward(x if any(ctx.needs_input_grad[1:3]) else None, weight, mean, var)
-        ctx.eps, ctx.bias = eps, None if bias is None else bias.dtype
+        ctx.save_for_backward(x if any(ctx.needs_input_grad[1:3]) else None)
+        ctx.known, ctx.types = known, [t.dtype if t is not None else None for t in (weight, bias)]
+        if x.is_cuda:
+            return affine(x, known[2], known[3], known[0])
         return F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, mean, var = ctx.saved_tensors
-        wide = torch.float32 if grad.dtype in LOW else grad.dtype
-        stats = torch.stack([_on_channel(mean, grad, wide), _on_channel(var, grad, wide)])
-        mean, root, scale = _scales(grad, stats, weight, ctx.eps)
+        (x,), (mean, root, scale, _) = ctx.saved_tensors, ctx.known
         of_weight = of_bias = None
         if x is not None:
             total, along = sums(x, mean, grad)
-            of_weight = (along * root).sum(0).view(-1).to(weight.dtype) if ctx.needs_input_grad[1] else None
-            of_bias = total.sum(0).view(-1).to(ctx.bias) if ctx.needs_input_grad[2] else None
-        return affine(grad, scale) if ctx.needs_input_grad[0] else None, of_weight, of_bias, None, None, None
+            of_weight = _over_samples(along * root).to(ctx.types[0]) if ctx.needs_input_grad[1] else None
+            of_bias = _over_samples(total).to(ctx.types[1]) if ctx.needs_input_grad[2] else None
+        return affine(grad, scale) if ctx.needs_input_grad[0] else None, of_weight, of_bias, *[None] * 4
+
+
+def frozen_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, eps: float, known: Numbers
+) -> Tensor:
+    found: Tensor = FrozenNorm.apply(x, weight, bias, mean, var, eps, known)  # type: ignore[no-untyped-call]
+    return found
+
+
+@torch.no_grad()
+def frozen_numbers(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, eps: float
+) -> Numbers:
+    wide = torch.float32 if x.dtype in LOW else x.dtype
+    stats = torch.stack([_on_channel(mean, x, wide), _on_channel(var, x, wide)])
+    return *_scales(x, stats, weight, eps), None if bias is None else _on_channel(bias, x, wide)
+
+
+def _over_samples(numbers: Tensor) -> Tensor:
+    return (numbers if len(numbers) == 1 else numbers.sum(0)).view(-1)
 
 
 class _Normalized(Function):
@@ -241,9 +281,9 @@ class _Normalized(Function):
             if ctx.needs_input_grad[1]:
                 of_stats = _of_groups(torch.stack([total * scale, along * scale * root.square() / 2]).neg_(), stats)
             if weight is not None:
-                of_weight = (along * root).sum(0).view(-1).to(weight.dtype)
+                of_weight = _over_samples(along * root).to(weight.dtype)
             if ctx.bias is not None:
-                of_bias = total.sum(0).view(-1).to(ctx.bias)
+                of_bias = _over_samples(total).to(ctx.bias)
         return of_x, of_stats, of_weight, of_bias, None
 
 

@@ -39,6 +39,7 @@ PYTHON = 8.0  # launches: Python around one operator on a box, forward; about th
 JOIN = 4.0  # times the bytes: a tensor is put together of parts at a quarter of the speed at which one is read
 CALLS = 2.0  # for a halo that is given or received: it is cut out and kept, or found and joined
 MORE_KERNELS = 2.0  # in the backward of an operator: gradients of its weights, and their sums
+ENGINE = 30.0  # launches: autograd's engine, which has a thread for a device, is entered for an island's backward
 FOLDS = 8.0  # calls for a tile's part of a reduction: small numbers, and many of them
 DENSE, OTHER = 2.0, 1.5  # backward against forward: two products instead of one; three tensors moved instead of two
 
@@ -157,9 +158,9 @@ class _Counted:
         elsewhere."""
         key = shape_of(island)
         if key not in self._known:
-            forward = back = folds = skipped = FREE
+            forward = folds = skipped = FREE
             unread = unread_nodes(self.graph, island)
-            moved, call = 0, call_of_python(self.machine)
+            moved, call, back = 0, call_of_python(self.machine), entered(self.machine)
             more = Spent(0.0, MORE_KERNELS * call.device)
             for step in island.steps:
                 match step:
@@ -170,6 +171,9 @@ class _Counted:
                         forward = forward.plus(once).plus(call)
                         skipped = skipped.plus(once) if name in unread else skipped
                         back = back.plus(once, factor).plus(call).plus(more)
+                        if len(out) > 2 and out[-1].size < of.out.shape[-1]:
+                            laid = Spent(0.0, laid_seconds(of, self.machine) * out.volume / max(1, of.out.size))
+                            forward, back = forward.plus(laid), back.plus(laid)
                     case Join(value=value, held=held, receives=receives, gives=gives):
                         size = self.graph.type(value).item_bytes
                         copied = JOIN * ((2 * held.volume if receives else 0) + 2 * sum(h.box.volume for h in gives))
@@ -193,6 +197,18 @@ class _Counted:
 def call_of_python(machine: Machine) -> Spent:
     """One operator on a box: Python around it, its launch, and the least that the device takes."""
     return Spent((1 + PYTHON) * machine.launch_s, machine.kernel_s or 0.0)
+
+
+def entered(machine: Machine) -> Spent:
+    """What it takes to begin a backward."""
+    return FREE if machine.kernel_s is None else Spent(ENGINE * machine.launch_s, 0.0)
+
+
+def laid_seconds(call: Call, machine: Machine) -> float:
+    """What a GPU's libraries read must lie together. Where tiles cut the last axis it does not, and is copied."""
+    if machine.kernel_s is None or not call.inputs or not find(call.node).dense:
+        return 0.0
+    return JOIN * 2 * call.inputs[0].bytes / machine.bytes_per_s
 
 
 def whole_seconds(call: Call, machine: Machine) -> tuple[float, float]:

@@ -109,7 +109,7 @@ class _Stage(Pass):
         return Footprint(run_peak, values, lies_in, saved, holds, 2 * stays, back_peak, gradients)
 
     def _clear(self) -> None:
-        for held in (self.values, self.grads, self.leaves, self.sums, self.totals, self.records):
+        for held in (self.values, self.grads, self.leaves, self.sums, self.totals, self.known, self.records):
             held.clear()
         self.gone = set[str]()
         self.halos.items.clear()
@@ -258,8 +258,8 @@ def _memory(field: Field) -> int:
 
 
 def _readers(schedule: Schedule) -> Counter[str]:
-    """How many islands read a value whole; two stand for many."""
-    found = Counter(name for phase in schedule.phases for name in phase.whole for _ in phase.tiles()[:2])
+    """How many islands read a value whole; three stand for many."""
+    found = Counter(name for phase in schedule.phases for name in phase.whole for _ in phase.tiles()[:3])
     if not isinstance(schedule.islands, Islands):
         numbers = {str(phase.number) for phase in schedule.phases}
         found.update(

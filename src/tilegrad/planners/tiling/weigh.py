@@ -23,7 +23,18 @@ from ...kernels import Fused, with_kernels
 from ...ops import find
 from ...schedule import KEPT, Again, Storage, TilePhase
 from ...schedule.whole import roots_of
-from ...sim.clock import CALLS, FOLDS, FREE, JOIN, MORE_KERNELS, Spent, call_of_python, whole_seconds
+from ...sim.clock import (
+    CALLS,
+    FOLDS,
+    FREE,
+    JOIN,
+    MORE_KERNELS,
+    Spent,
+    call_of_python,
+    entered,
+    laid_seconds,
+    whole_seconds,
+)
 from ...sim.machine import Machine
 from ...sim.training import training_graph
 from .again import HeldBytes, Running, Sizes, Stock
@@ -320,6 +331,10 @@ class Scale:
             if node.outputs[0] in phase.stores and node.outputs[0] not in read and find(node).gradient_alone:
                 skipped += share * once
             back += factor * share * once
+            if tiling is not None and _cuts_last(tiling, node.outputs[0], graph):
+                laid = share * laid_seconds(call_of(graph, node), machine)
+                forward += laid
+                back += laid
             name, size = node.outputs[0], graph.type(node.outputs[0]).bytes
             held = _whole(tiling, name, "held") if tiling is not None and tiling.mode == "stream" else share
             if held > share:
@@ -343,7 +358,7 @@ class Scale:
             again.plus(folds),
             again,
             again.plus(Spent(0.0, skipped), -1),
-            Spent(0.0, back).plus(call, calls + back_calls),
+            Spent(0.0, back).plus(call, calls + back_calls).plus(entered(machine), prod(phase.grid)),
             Spent(0.0, link),
         )
 
@@ -361,6 +376,14 @@ def _whole(tiling: Tiling, name: str, which: str) -> float:
         if track is not None:
             found *= track.total / max(1, tiling.lines[axis].sizes[name])
     return found
+
+
+def _cuts_last(tiling: Tiling, name: str, graph: Graph) -> bool:
+    """Do tiles cut a value along its last dimension?"""
+    rank = len(graph.shape(name))
+    axis = tiling.axes.on(name, rank - 1) if rank > 2 else None
+    track = tiling.spans[axis].own.get(name) if axis is not None and axis in tiling.tiled else None
+    return track is not None and int(track.sizes.max()) < graph.shape(name)[-1]
 
 
 def _runs(tiling: Tiling, name: str) -> int:
