@@ -17,7 +17,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,6 @@ import numpy as np
 import tifffile
 import torch
 from torch import nn
-
-os.environ.setdefault("TILEGRAD_MALLOC", "exact")  # the process is as large as what is alive
 
 import tilegrad
 from tilegrad import models
@@ -107,7 +105,7 @@ def check(source: tilegrad.ImageSource, norm: str, width: float, size: int) -> f
     return max(float((a - b).abs().max() / a.abs().max().clamp(min=1e-300)) for a, b in pairs)
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=int, default=16384)
     parser.add_argument("--width", type=float, default=1.0, help="of the network")
@@ -118,7 +116,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--check", type=int, help="compare gradients on a crop of this size with plain's")
     parser.add_argument("--slide", type=Path, help="another image (default: one is drawn in the temporary folder)")
-    args = parser.parse_args()
+    args = parser.parse_args(words)
+    os.environ.setdefault("TILEGRAD_MALLOC", "exact")  # the process is as large as what is alive
     torch.set_num_threads(args.threads)
     path = args.slide or Path(tempfile.gettempdir()) / f"tilegrad-slide-{args.size}.tif"
     if not path.exists():
