@@ -35,10 +35,8 @@ def sides_of(opened: Opened, given: str | None) -> tuple[ImageSide, ...]:
         raise InputError(f"the axes '{letters}' have no {' and no '.join(missing)}", where=opened.name)
     flat = given is None and "d" in found and shape[found["d"]] == 1
     dims = "nchw" if "d" not in found or flat else "ncdhw"
-    return tuple(
-        ImageSide(found[dim], Interval(0, shape[found[dim]])) if dim in found else ImageSide(None, Interval(0, 1))
-        for dim in dims
-    )
+    places = [(found.get(dim), shape[found[dim]] if dim in found else 1) for dim in dims]
+    return tuple(ImageSide(axis, Interval(0, count)) for axis, count in places)
 
 
 def _usual(shape: tuple[int, ...], name: str) -> str:
