@@ -6,12 +6,16 @@ from .lazy import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from . import distributed as distributed
+    from . import images as images
     from . import nn as nn
     from . import ops as ops
+    from .images import ImageSource as ImageSource
+    from .images import open as open
     from .importers import capture as capture
     from .importers import load as load
     from .importers import load_profile as load_profile
     from .importers import load_rects as load_rects
+    from .modules.predicted import predict as predict
     from .modules.replayed import Replay as Replay
     from .modules.replayed import replay as replay
     from .modules.tiled import Plan as Plan
@@ -26,11 +30,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "ImageSource": "images",
+    "open": "images",
     "capture": "importers",
     "load": "importers",
     "load_profile": "importers",
     "load_rects": "importers",
     "Profile": "profile",
+    "predict": "modules.predicted",
     "Replay": "modules.replayed",
     "replay": "modules.replayed",
     "record": "recording.record",
@@ -41,4 +48,4 @@ _HOMES = {
     "Verification": "modules.verification",
     "verify": "modules.verification",
 }
-__getattr__, __dir__ = _lazy_names(__name__, _HOMES, packages=("distributed", "nn", "ops"))
+__getattr__, __dir__ = _lazy_names(__name__, _HOMES, packages=("distributed", "images", "nn", "ops"))

@@ -18,7 +18,6 @@ MINE = torch.zeros(4 * MIB)  # 16 MiB
 def allocator(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     found = SimpleNamespace(allocated=16 * MIB, reserved=16 * MIB)
     monkeypatch.setattr(reserved, "expand_segments", lambda: None)
-    monkeypatch.setattr(reserved, "outside_bytes", lambda graph: 16 * MIB)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: found.allocated)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: found.reserved)
@@ -26,7 +25,8 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def plan(need: int) -> SimpleNamespace:
-    graph = SimpleNamespace(outputs=("y",), type=lambda name: SimpleNamespace(bytes=MIB))
+    value = SimpleNamespace(bytes=MIB)
+    graph = SimpleNamespace(outputs=("y",), type=lambda name: value, outside_bytes=lambda: 16 * MIB)
     return SimpleNamespace(graph=graph, predicted={"total_bytes": need})
 
 

@@ -18,6 +18,7 @@ COMMANDS = {
     "plan": "plan a training step inside a memory budget",
     "verify": "compare a tiled training step with plain PyTorch",
     "train": "train for some steps inside a memory budget, and see where time and memory go",
+    "predict": "run a model on an image on disk, and write what it gives to a file",
     "analyze": "where time and memory go: profiles, traces and memory snapshots",
     "compare": "two profiles or two plans, side by side",
     "bench": "measure this machine",

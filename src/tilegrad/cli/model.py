@@ -19,13 +19,11 @@ from ..errors import ModelError
 from ..models import NETWORKS
 from ..units import parse_sizes
 
+MODEL_HELP = f"file.py:factory, package.module:factory, or one of: {', '.join(NETWORKS)}"
+
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        help=f"file.py:factory, package.module:factory, or one of: {', '.join(NETWORKS)}",
-    )
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument(
         "--input", action="append", required=True, metavar="1x3x512x512", help="shape of an input; repeat for several"
     )

@@ -13,29 +13,20 @@ Rule E4  An output knows its pass, so a pass must not know the output: it looks 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import InternalError
-from ..ir import Graph, Kind
+from ..images import ImageSource
+from ..ir import Graph
 from ..ops import Place
 from ..ops.base import Seed
 from ..region import Box
-from ..schedule import (
-    Backward,
-    Exchange,
-    Finish,
-    Free,
-    Island,
-    Move,
-    Run,
-    Storage,
-    Sum,
-)
-from .ahead import Ahead
+from ..schedule import Backward, Exchange, Finish, Free, Island, Move, Run, Storage, Sum
+from .ahead import Ahead, elsewhere
 from .around import around
 from .buffers import Buffers
 from .executor import Executor
@@ -48,6 +39,8 @@ from .shelf import Shelf
 from .sums import LOW, PAIR, Sums
 from .unchanged import version_of, was_changed
 
+Sink = Callable[[Box, Tensor], None]
+
 
 class Pass:
     """One forward pass and, where gradients are wanted, its backward pass."""
@@ -55,17 +48,19 @@ class Pass:
     def __init__(
         self,
         executor: Executor,
-        tensors: Mapping[str, Tensor],
+        tensors: Mapping[str, Any],  # images may lie elsewhere
         device: torch.device,
         *,
         seed: Seed = 0,
         peers: Peers | None = None,
+        sinks: Mapping[str, Sink] | None = None,
     ):
         self.executor, self.tensors, self.device, self.seed = executor, tensors, device, seed
+        self.sinks: Mapping[str, Sink] = sinks or {}  # outputs that are written elsewhere, box by box
         self.graph: Graph = executor.graph
         trains = executor.schedule.trains
         self.needs = executor.needs(frozenset(name for name, t in tensors.items() if trains and t.requires_grad))
-        self.output_names = self.graph.outputs
+        self.output_names = tuple(name for name in self.graph.outputs if name not in self.sinks)
         self.values: dict[str, Field] = {}
         self.grads: dict[str, Field] = {}
         self.leaves: dict[str, Tensor] = {}  # outside values that are read whole, as autograd knows them
@@ -79,8 +74,8 @@ class Pass:
         self.buffers = Buffers(tensors, executor.written)
         self.ranks = Ranks(self, peers) if peers is not None else None
         self.moves = Mover(device)
-        away = {name: t for name, t in tensors.items() if t.device.type == "cpu" and device.type == "cuda"}
-        self.ahead = Ahead(device, away, executor.loads(frozenset(away))) if away and peers is None else None
+        away = {} if peers is not None else elsewhere(tensors, device)
+        self.ahead = Ahead(device, away, executor.loads(frozenset(away))) if away else None
         self.away: set[str] = set()
         self.together: dict[str, tuple[str, ...]] = {}  # gradients that went away in one piece
         self.anchor = torch.zeros((), device=device, requires_grad=True)
@@ -98,7 +93,7 @@ class Pass:
             for at in range(turn):
                 self._step(at)
         self.halo_bytes = self.halos.bytes
-        outputs = [self._outside(name) for name in self.graph.outputs]
+        outputs = [self._outside(name) for name in self.output_names]
         self._note_held(outputs)
         updates = self.buffers.updates(self.graph, self._outside)
         self._hand_over()
@@ -150,13 +145,14 @@ class Pass:
 
     def _watched(self) -> dict[str, Tensor]:
         """What backward reads again and others may write to: inputs, parameters, and outputs that we go on reading."""
-        found = {name: t for name, t in self.tensors.items() if name not in self.buffers.replaced}
+        mine = ((name, t) for name, t in self.tensors.items() if name not in self.buffers.replaced)
+        found = {name: t for name, t in mine if isinstance(t, Tensor)}
         again = self.executor.read_again & self.values.keys()
         return found | {name: self._outside(name) for name in self.graph.outputs if name in again} | self.held_outputs
 
     def _note_held(self, outputs: Sequence[Tensor]) -> None:
         """Outputs that records hold: backward needs them as they are."""
-        for name, tensor in zip(self.graph.outputs, outputs, strict=True):
+        for name, tensor in zip(self.output_names, outputs, strict=True):
             memory = memory_of(tensor)
             if name not in self.tensors and any(record.holds(memory) for record in self.records.values()):
                 self.held_outputs[name] = tensor.detach()
@@ -298,8 +294,11 @@ class Pass:
         if name in self.tensors:
             tensor = self.buffers.before.get(name, self.tensors[name])
             here = self.extent(name)
-            if self.ahead is not None and name in self.ahead.tensors and box != here:
+            if self.ahead is not None and name in self.ahead.sources and box != here:
                 return self.ahead.read(name, box)
+            if isinstance(tensor, ImageSource):  # read whole: then it stays
+                self.write(name, here, tensor.to(self.device))
+                return self.values[name].read(here)
             found = tensor if box is here or box == here else tensor[box.within(here).slices]
             return found.detach().to(self.device, non_blocking=True)
         if box.empty:
@@ -313,6 +312,9 @@ class Pass:
         return self.values[name].read(box)
 
     def write(self, name: str, box: Box, tile: Tensor) -> None:
+        if name in self.sinks:
+            self.sinks[name](box, tile)
+            return
         if name not in self.values:
             self.values[name] = self._field(name)
         self.values[name].write(box, tile)
@@ -378,9 +380,6 @@ class Pass:
 
     def seed_of(self, node: str) -> Seed:
         return seed_of(self.seed, node)
-
-    def kind(self, name: str) -> Kind:
-        return self.graph.value[name].kind
 
 
 def seed_of(seed: Seed, node: str) -> Seed:
