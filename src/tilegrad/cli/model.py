@@ -8,7 +8,8 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +43,12 @@ def tile_sizes(text: str | None) -> int | tuple[int, ...] | None:
     return sizes[0] if sizes is not None and len(sizes) == 1 else sizes
 
 
-def load_model(text: str, *, train: bool = False, weights: bool = True) -> nn.Module:
-    """Build the model. Without `weights` it is made on the meta device, so that its size costs nothing."""
-    factory = _find_factory(text)
+def load_model(
+    text: str, *, train: bool = False, weights: bool = True, options: Mapping[str, Any] | None = None
+) -> nn.Module:
+    """Build the model, with `options` for its factory. Without `weights` it is made on the meta device, so that its
+    size costs nothing."""
+    factory = partial(_find_factory(text), **(options or {}))
     try:
         module = factory() if weights else _without_weights(factory)
     except Exception as error:  # the user's own code
