@@ -6,8 +6,11 @@ from .lazy import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from . import distributed as distributed
+    from . import images as images
     from . import nn as nn
     from . import ops as ops
+    from .images import ImageSource as ImageSource
+    from .images import open as open
     from .importers import capture as capture
     from .importers import load as load
     from .importers import load_profile as load_profile
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "ImageSource": "images",
+    "open": "images",
     "capture": "importers",
     "load": "importers",
     "load_profile": "importers",
@@ -41,4 +46,4 @@ _HOMES = {
     "Verification": "modules.verification",
     "verify": "modules.verification",
 }
-__getattr__, __dir__ = _lazy_names(__name__, _HOMES, packages=("distributed", "nn", "ops"))
+__getattr__, __dir__ = _lazy_names(__name__, _HOMES, packages=("distributed", "images", "nn", "ops"))

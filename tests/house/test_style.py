@@ -20,6 +20,7 @@ VAGUE = {"utils", "util", "helpers", "helper", "common", "core", "manager", "mis
 # What a user may import. Adding a name is a decision: add it here too.
 PUBLIC = {
     "tilegrad": {
+        "ImageSource",
         "Plan",
         "Profile",
         "Replay",
@@ -29,6 +30,7 @@ PUBLIC = {
         "load",
         "load_profile",
         "load_rects",
+        "open",
         "record",
         "replay",
         "save_chrome_trace",
