@@ -20,6 +20,7 @@ class Gauge:
         kept = (*module.parameters(), *module.buffers())
         self._kept = sum(tensor.numel() * tensor.element_size() for tensor in kept)
         self._peaks: dict[Any, int] = {}
+        self._seen: dict[Any, int] = {}
         self.peak_bytes = self.total = self.done = 0
         self.step_s = self._seconds = 0.0
         self._images = self._steps = 0
@@ -30,26 +31,29 @@ class Gauge:
 
     @contextmanager
     def step(self, groups: list[list[Example]]) -> Iterator[None]:
-        """Around the gradients of a step. To count tensors costs some time on a CPU, so each shape is counted once."""
+        """Around the gradients of a step. The first of its shape plans, and is no measure of others. To count tensors
+        costs some time on a CPU, so the second is counted, and stands for those that follow."""
         shapes = tuple((len(group), tuple(group[0].image.shape)) for group in groups)
+        seen = self._seen[shapes] = self._seen.get(shapes, 0) + 1
         began = time.perf_counter()
-        if self.device.type == "cuda" or shapes not in self._peaks:
+        if self.device.type == "cuda" or seen <= 2:
             with PeakBytes(self.device) as peak:
                 yield
             self._peaks[shapes] = peak.bytes + self._kept
         else:
             yield
         self.peak_bytes, self.step_s = self._peaks[shapes], time.perf_counter() - began
-        self._seconds += self.step_s
-        self._images += sum(map(len, groups))
+        if seen > 1:
+            self._seconds, self._steps = self._seconds + self.step_s, self._steps + 1
+            self._images += sum(map(len, groups))
 
     def count(self, loss: float) -> None:
         self._losses.append(loss)
-        self._steps, self.done = self._steps + 1, self.done + 1
+        self.done += 1
 
     @property
     def images_per_s(self) -> float:
-        return self._images / max(self._seconds, 1e-9)
+        return self._images / self._seconds if self._seconds else 0.0
 
     def figures(self) -> dict[str, float]:
         rate = self.images_per_s

@@ -256,7 +256,7 @@ class Trainer:
         self.say(f"left out: {error.where}: {error.what}")
         if ever:
             self.at.bad[str(sample.image)] = error.what
-        self.log.add(step=self.at.step, epoch=self.at.epoch, bad=error.where, why=error.what)
+        self.log.add(step=self.at.step, epoch=self.at.epoch + 1, bad=error.where, why=error.what)
 
     def _leave_out(self, groups: Groups) -> bool:
         """A step failed: which of its images cannot be read to their end?"""
@@ -298,7 +298,7 @@ class Trainer:
         gauge.count(loss)
         rate = {f"lr{k or ''}": group["lr"] for k, group in enumerate(self.optimizer.param_groups)}
         rate = {name: float(value) for name, value in rate.items()}
-        self.log.add(step=at.step, epoch=at.epoch, loss=loss, **rate, **gauge.figures())
+        self.log.add(step=at.step, epoch=at.epoch + 1, loss=loss, **rate, **gauge.figures())
         budget = "" if config.budget is None else f" of {config.budget}"
         news = f"loss {loss:.4g}, {gauge.images_per_s:.3g} images/s, peak {format_bytes(gauge.peak_bytes)}{budget}"
         self.progress.tell(f"{news}, {gauge.left()} left", at.step, gauge.total)
