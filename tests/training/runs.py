@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +49,14 @@ def segmenter() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 2, 3, padding=1))
 
 
+def segmenter_pooled() -> nn.Module:
+    """A classifier without norms and noise, so that a batch is the sum of its images."""
+    return nn.Sequential(segmenter(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
 def config(folder: Path, **keys: Any) -> TrainingConfig:
     usual = {"train": str(folder / "train.csv"), "out": str(folder / "run"), "model": "net", "scale": 1 / 255}
-    return make_config(usual | keys, "a test")
+    return make_config({key: value for key, value in (usual | keys).items() if value is not None}, "a test")
 
 
 def trainer(folder: Path, net: nn.Module | None = None, **keys: Any) -> Trainer:
@@ -59,6 +65,13 @@ def trainer(folder: Path, net: nn.Module | None = None, **keys: Any) -> Trainer:
     seed_all(wanted.seed)
     masks = wanted.task == "segmentation"
     return Trainer(wanted, net or (segmenter() if masks else classifier()))
+
+
+def first_of(made: Trainer) -> int:
+    """The number of the image that the first step took."""
+    order = list(range(len(made.samples)))
+    random.Random(f"{made.config.seed} 0").shuffle(order)
+    return int(made.samples[order[0]].image.stem)
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:

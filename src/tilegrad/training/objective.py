@@ -28,7 +28,8 @@ class Objective(nn.Module):
     ):
         super().__init__()
         self.net, self.values, self.ignore_index, self.masks = net, tuple(values), ignore_index, masks
-        self.register_buffer("weights", None if weights is None else torch.tensor(weights, dtype=torch.float32))
+        dtype = next((p.dtype for p in net.parameters()), torch.float32)
+        self.register_buffer("weights", None if weights is None else torch.tensor(weights, dtype=dtype))
 
     def forward(self, image: Tensor, target: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         logits: Tensor = self.net(image)

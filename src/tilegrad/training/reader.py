@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import FormatError, InputError, TilegradError
 from ..images import ImageSource, batch
@@ -31,13 +31,16 @@ class Example:
 
 
 class Reader:
-    """Opens examples for a run. All images are of one stored type, that of the first that can be opened, and have as
+    """Opens examples for `net`. All images are of one stored type, that of the first that can be opened, and have as
     many channels."""
 
     def __init__(
-        self, config: TrainingConfig, classes: Mapping[str, int], weights: Sequence[float] | None, channels: int | None
+        self, config: TrainingConfig, classes: Mapping[str, int], weights: Sequence[float] | None, net: nn.Module
     ):
-        self.config, self.classes, self.channels = config, classes, channels
+        self.config, self.classes = config, classes
+        counts = (getattr(module, "in_channels", None) for module in net.modules())
+        self.channels = next((count for count in counts if isinstance(count, int)), None)
+        self.dtype = next((p.dtype for p in net.parameters() if p.is_floating_point()), torch.float32)
         self.weights = dict(zip(classes, weights or [1.0] * len(classes), strict=True))
         self.stored: torch.dtype | None = None
         self._counts: dict[str, dict[int, int]] = {}
@@ -69,7 +72,8 @@ class Reader:
 
     def _image(self, sample: Labelled) -> ImageSource:
         wanted, path = self.config, str(sample.image)
-        found = _opened(path, level=wanted.level, scale=wanted.scale, mean=wanted.mean, std=wanted.std)
+        colour = {"scale": wanted.scale, "mean": wanted.mean, "std": wanted.std}
+        found = _opened(path, level=wanted.level, dtype=self.dtype, **colour)
         if self.channels is not None and found.shape[1] != self.channels:
             raise FormatError(f"it has {found.shape[1]} channels, the model takes {self.channels}", where=path)
         if self.stored is not None and found.stored != self.stored:

@@ -66,12 +66,12 @@ class Trainer:
         self.config, self.say, self.folder = config, say, Path(config.out)
         self.ranks = Ranks(config.mesh, config.device)
         self.samples, self.held_back = _samples(config)
-        self.classes = config.classes or class_names(self.samples)
+        shared = self.held_back if isinstance(config.validate, float) else []
+        self.classes = config.classes or class_names([*self.samples, *shared])
         if config.task == "classification":
             check_labels([*self.samples, *self.held_back], self.classes)
         weights = class_weights(config, self.classes, self.samples)
-        channels = next((m.in_channels for m in net.modules() if isinstance(getattr(m, "in_channels", None), int)), None)
-        self.reader = Reader(config, self.classes, weights, channels)
+        self.reader = Reader(config, self.classes, weights, net)
         self.reader.expect_as(self.samples)
         masks = config.task == "segmentation"
         values = list(self.classes.values()) if masks else range(len(self.classes))
@@ -135,7 +135,7 @@ class Trainer:
         self._train_mode()
         while at.image < len(at.order):
             chosen = at.order[at.image : at.image + self._per_step]
-            found = self._step([self.samples[i] for i in chosen])
+            found = self._step(chosen)
             at.image += len(chosen)
             if found is not None:
                 at.step += 1
@@ -170,14 +170,14 @@ class Trainer:
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
-    def _step(self, samples: Sequence[Labelled]) -> float | None:
+    def _step(self, chosen: Sequence[int]) -> float | None:
         """The loss; None where none of the images can be used."""
         before = self._remember()
         while True:
             groups: Groups = []
             try:
                 with self.interrupts.droppable():
-                    groups = self._groups([sample for sample in samples if str(sample.image) not in self.at.bad])
+                    groups = self._groups(chosen)
                     if not groups:
                         return None
                     with self.gauge.step(groups):
@@ -199,13 +199,15 @@ class Trainer:
             self.schedule.step()
         return loss
 
-    def _groups(self, samples: Sequence[Labelled]) -> Groups:
+    def _groups(self, chosen: Sequence[int]) -> Groups:
         """Batches. In one of several, all images have the size of the first."""
         found: Groups = []
-        for sample in samples:
-            draw = random.Random(f"{self.config.seed} {self.at.epoch} {sample.image}")
+        for index in chosen:
+            sample = self.samples[index]
+            if str(sample.image) in self.at.bad:
+                continue
             try:
-                example = self.reader.open(sample, draw)
+                example = self.reader.open(sample, random.Random(f"{self.config.seed} {self.at.epoch} {index}"))
             except FormatError as error:
                 self._bad(sample, error)
                 continue
