@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import runs
 import tifffile
 import torch
 import zarr
 from PIL import Image
 
-import runs
 from tilegrad.cli import main
 from tilegrad.errors import FormatError, InputError
 from tilegrad.training.checkpoint import LAST, load_checkpoint
@@ -137,7 +137,7 @@ def test_held_back_images_too(tmp_path: Path) -> None:
     trainer = runs.trainer(tmp_path, **OPTIONS, validate=str(tmp_path / "held.csv"), on_bad="skip")
     trainer.run()
     assert list(trainer.at.bad) == [str(tmp_path / "bad.tif")]
-    with pytest.raises(FormatError, match="bad.tif"):
+    with pytest.raises(FormatError, match=r"bad\.tif"):
         runs.trainer(tmp_path, **OPTIONS, validate=str(tmp_path / "held.csv"), out=str(tmp_path / "run2")).run()
 
 

@@ -18,7 +18,11 @@ GIVEN = {"train": "a.csv", "model": "resnet18"}
 def test_recipes() -> None:
     assert parse_recipe("SGD") == Recipe("SGD")
     assert parse_recipe("a.b:c(width=0.5, betas=(0.9, 0.99), name='x')").options["betas"] == (0.9, 0.99)
-    assert parse_recipe({"name": "SGD", "lr": 1}) == parse_recipe("SGD(lr=1)") == parse_recipe(str(Recipe("SGD", {"lr": 1})))
+    assert (
+        parse_recipe({"name": "SGD", "lr": 1})
+        == parse_recipe("SGD(lr=1)")
+        == parse_recipe(str(Recipe("SGD", {"lr": 1})))
+    )
 
 
 @pytest.mark.parametrize("given", ["", "SGD(lr", "SGD(0.1)", "SGD(lr=open)", 3, {"lr": 1}, "SGD(lr=1) + 1"])
@@ -66,13 +70,15 @@ def test_what_is_missing() -> None:
 
 
 def test_files(tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text('train = "a.csv"\nvalidate = 0.2\nout = "../run"\n[model]\nname = "unet"\nwidth = 0.5')
+    (tmp_path / "run.toml").write_text(
+        'train = "a.csv"\nvalidate = 0.2\nout = "../run"\n[model]\nname = "unet"\nwidth = 0.5'
+    )
     given = load_config(tmp_path / "run.toml")
     assert given["train"] == str(tmp_path / "a.csv")
     config = make_config(given, "run.toml")
     assert (config.validate, config.model) == (0.2, Recipe("unet", {"width": 0.5}))
     (tmp_path / "bad.toml").write_text("train = a.csv")
-    with pytest.raises(InputError, match="not TOML.*line 1"):
+    with pytest.raises(InputError, match=r"not TOML.*line 1"):
         load_config(tmp_path / "bad.toml")
     with pytest.raises(InputError, match="No such file"):
         load_config(tmp_path / "none.toml")

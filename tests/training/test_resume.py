@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import runs
 import torch
 from torch import nn
 
-import runs
 from tilegrad import files
 from tilegrad.errors import FormatError, InputError, RunError
 from tilegrad.training import Stopped
@@ -88,8 +88,10 @@ def test_an_epoch_at_a_time(folder: Path, whole: list[float]) -> None:
     for epochs in (1, 2, 3):
         runs.trainer(folder, **OPTIONS | {"epochs": epochs}).run(resume=epochs > 1)
     drop = ("seconds", "images_per_s", "peak_bytes")
-    lines = [[{k: v for k, v in line.items() if k not in drop} for line in runs.metrics(folder / name)]
-             for name in ("run", "whole")]
+    lines = [
+        [{k: v for k, v in line.items() if k not in drop} for line in runs.metrics(folder / name)]
+        for name in ("run", "whole")
+    ]
     assert lines[0] == lines[1]
     one, two = (load_checkpoint(folder / name / "best.pt") for name in ("run", "whole"))
     assert one["at"] == two["at"]
@@ -217,7 +219,7 @@ def test_generators_go_on() -> None:
     import numpy as np
 
     def draw() -> tuple[Any, ...]:
-        return torch.rand(3).tolist(), random.random(), np.random.rand(), np.random.randn()  # noqa: NPY002
+        return torch.rand(3).tolist(), random.random(), np.random.rand(), np.random.randn()
 
     draw()
     state = random_state()
@@ -235,9 +237,9 @@ def test_checkpoints_that_cannot_be_used(folder: Path) -> None:
     with pytest.raises(InputError, match="other images or classes"):
         runs.trainer(folder, **OPTIONS | {"validate": 0.5}).run(resume=True)
     with pytest.raises(InputError, match="another model or optimizer"):
-        runs.trainer(folder, net=nn.Sequential(nn.Conv2d(3, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()), **OPTIONS).run(
-            resume=True
-        )
+        runs.trainer(
+            folder, net=nn.Sequential(nn.Conv2d(3, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()), **OPTIONS
+        ).run(resume=True)
     path = folder / "run" / LAST
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(FormatError, match="not a checkpoint"):

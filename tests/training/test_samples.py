@@ -18,7 +18,9 @@ def touch(folder: Path, *names: str) -> None:
 
 
 def test_a_csv(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text('\ufeffimage, label, age\nx.tif, tumour, 3\n"y, z.tif",benign,4\n', encoding="utf-8")
+    (tmp_path / "a.csv").write_text(
+        '\ufeffimage, label, age\nx.tif, tumour, 3\n"y, z.tif",benign,4\n', encoding="utf-8"
+    )
     found = read_samples(str(tmp_path / "a.csv"), "classification")
     assert [(sample.image, sample.target) for sample in found] == [
         (tmp_path / "x.tif", "tumour"),

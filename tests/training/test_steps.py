@@ -1,4 +1,4 @@
-"""What a step computes is what plain PyTorch would: weights, ignored pixels, accumulation, autocast, sizes that differ."""
+"""What a step computes is what plain PyTorch would: weights, ignored pixels, accumulation, autocast, many sizes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import runs
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import runs
 import tilegrad
 from tilegrad.errors import ModelError
 from tilegrad.modules import tiled
@@ -133,8 +133,15 @@ def test_norms_that_are_frozen(tmp_path: Path) -> None:
     assert trainer.objective.net[1].num_batches_tracked == 0  # type: ignore[index]
 
 
-@pytest.mark.parametrize("schedule", ["StepLR(step_size=1, gamma=0.5)", "ReduceLROnPlateau(patience=0)",
-                                      "MultiStepLR(milestones=[1, 2])", "OneCycleLR(max_lr=0.1, total_steps=9)"])
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        "StepLR(step_size=1, gamma=0.5)",
+        "ReduceLROnPlateau(patience=0)",
+        "MultiStepLR(milestones=[1, 2])",
+        "OneCycleLR(max_lr=0.1, total_steps=9)",
+    ],
+)
 def test_schedules_go_on_from_checkpoints(tmp_path: Path, schedule: str) -> None:
     """Whatever state they have is read without running anything."""
     runs.make_images(tmp_path, [16] * 2)
@@ -161,7 +168,11 @@ class TestCounts:
             loss, counts = tilegrad.tile(objective, tile=16, budget=budget)(x, mask)
             said, wanted = net(x).argmax(1), mask[:, 0]
         rows = [
-            [int(((said == k) & (wanted == v)).sum()), int(((said == k) & (wanted != 9)).sum()), int((wanted == v).sum())]
+            [
+                int(((said == k) & (wanted == v)).sum()),
+                int(((said == k) & (wanted != 9)).sum()),
+                int((wanted == v).sum()),
+            ]
             for k, v in enumerate(values)
         ]
         assert counts.T.tolist() == rows

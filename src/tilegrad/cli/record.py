@@ -88,7 +88,9 @@ def _tiled(module: nn.Module, inputs: list[Tensor], args: argparse.Namespace) ->
     return found, found.plan
 
 
-def _train(module: nn.Module, inputs: list[Tensor], args: argparse.Namespace) -> tuple[list[RecordedStep], Profile | None]:
+def _train(
+    module: nn.Module, inputs: list[Tensor], args: argparse.Namespace
+) -> tuple[list[RecordedStep], Profile | None]:
     optimizer = OPTIMIZERS[args.optimizer](module.parameters(), lr=args.lr)
     steps, profile = [], None
     for at in range(args.steps):

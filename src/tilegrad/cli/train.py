@@ -12,7 +12,6 @@ from ..training import Stopped, Trainer, keys, load_config, make_config, parse_v
 from ..training.checkpoint import LAST, seed_all
 from .model import load_model
 
-
 FORMER = ("input", "tile", "steps", "lr", "json", "html")  # of what `tilegrad record` is now
 
 
@@ -28,7 +27,9 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     file = Path(args.config) if args.config else None
-    if any(getattr(args, name) is not None for name in FORMER) or (file and file.suffix != ".toml" and not file.is_file()):
+    if any(getattr(args, name) is not None for name in FORMER) or (
+        file and file.suffix != ".toml" and not file.is_file()
+    ):
         what = f"steps on random images are another command now: tilegrad record {args.config or 'MODEL'} …"
         raise InputError(what)
     given = load_config(file) if file else {}
@@ -43,5 +44,7 @@ def run(args: argparse.Namespace) -> int:
         where = trainer.folder / LAST
         print(f"interrupted; step {trainer.at.step} is in {where}; go on with --resume", file=sys.stderr)
         return 128 + stopped.signal
-    print(f"{at.step} steps; {trainer.folder / LAST}" + ("" if at.best is None else f"; best {config.best} {at.best:.4g}"))
+    print(
+        f"{at.step} steps; {trainer.folder / LAST}" + ("" if at.best is None else f"; best {config.best} {at.best:.4g}")
+    )
     return 0

@@ -27,7 +27,9 @@ class ArrayReader(ImageReader):
 
     def __init__(self, item: Any, level: int):
         check_level(level, 1)
-        self.array: Any = item.open() if isinstance(item, Mapped) else item.detach() if isinstance(item, Tensor) else item
+        self.array: Any = (
+            item.open() if isinstance(item, Mapped) else item.detach() if isinstance(item, Tensor) else item
+        )
         self.shape = tuple(map(int, self.array.shape))
         self.dtype = None if isinstance(item, Tensor) else np.dtype(self.array.dtype)
         self.levels = (self.shape,)

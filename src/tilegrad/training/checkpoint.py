@@ -47,7 +47,7 @@ def remove_drafts(folder: Path) -> None:
 
 def random_state() -> dict[str, Any]:
     """Of all generators, as plain data and tensors."""
-    name, keys, at, has_gauss, gauss = np.random.get_state()  # noqa: NPY002
+    name, keys, at, has_gauss, gauss = np.random.get_state()
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
@@ -63,10 +63,10 @@ def set_random_state(state: dict[str, Any]) -> None:
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     name, keys, *rest = state["numpy"]
-    np.random.set_state((name, keys.cpu().numpy().astype(np.uint32), *rest))  # noqa: NPY002
+    np.random.set_state((name, keys.cpu().numpy().astype(np.uint32), *rest))
 
 
 def seed_all(seed: int) -> None:
     torch.manual_seed(seed)  # CUDA's too
     random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002
+    np.random.seed(seed % 2**32)

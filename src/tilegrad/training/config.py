@@ -80,7 +80,8 @@ def _any_of(*offers: str) -> Callable[[Any], str]:
 
 def _budget(given: Any) -> str | int:
     parse_budget(given, device_bytes=1 << 40)  # whether it can be read; how large the device is, is asked later
-    return given  # type: ignore[no-any-return]
+    found: str | int = given
+    return found
 
 
 def _number(given: Any) -> float:
@@ -98,9 +99,9 @@ def _classes(given: Any) -> dict[str, int]:
     """Names in order, or for each the value it has in masks."""
     if isinstance(given, list) and given and len(set(map(str, given))) == len(given):
         return {str(name): index for index, name in enumerate(given)}
-    if isinstance(given, dict) and given and all(type(v) is int for v in given.values()):
-        if len(set(given.values())) == len(given):
-            return dict(given)
+    values = list(given.values()) if isinstance(given, dict) else []
+    if values and all(type(value) is int for value in values) and len(set(values)) == len(values):
+        return dict(given)
     raise ValueError('names that differ, ["benign", "tumour"], or their values in masks, {benign = 0, tumour = 255}')
 
 
@@ -118,12 +119,17 @@ def _validation(given: Any) -> str | float:
         return given
     if isinstance(given, str) and given.strip():
         return given
-    raise ValueError('a CSV or folder, or a share of the training images such as 0.2')
+    raise ValueError("a CSV or folder, or a share of the training images such as 0.2")
 
 
 def _mesh(given: Any) -> dict[str, int]:
     axes = {"batch", "d", "h", "w"}
-    if isinstance(given, dict) and given and set(given) <= axes and all(type(n) is int and n > 0 for n in given.values()):
+    if (
+        isinstance(given, dict)
+        and given
+        and set(given) <= axes
+        and all(type(n) is int and n > 0 for n in given.values())
+    ):
         return dict(given)
     raise ValueError("ranks along axes, such as {h = 2, w = 2}")
 
@@ -235,7 +241,9 @@ def make_config(given: Mapping[str, Any], where: str) -> TrainingConfig:
     missing = [key.name for key in keys() if key.default is MISSING and key.name not in given]
     if missing:
         raise InputError(
-            f"the key '{missing[0]}' is missing", where=where, hint=f"{missing[0]}: {known[missing[0]].metadata['help']}"
+            f"the key '{missing[0]}' is missing",
+            where=where,
+            hint=f"{missing[0]}: {known[missing[0]].metadata['help']}",
         )
     found = {}
     for name, value in given.items():
@@ -261,7 +269,9 @@ def _meant(name: str, offers: Iterable[str], *, all_of_them: bool = False) -> st
 
 def make(recipe: Recipe, home: Any, kind: type, key: str, *given: Any) -> Any:
     """What the recipe names in `home` (a module of torch), a `kind` made from `given` and its options."""
-    offers = [n for n, item in vars(home).items() if isinstance(item, type) and issubclass(item, kind) and item is not kind]
+    offers = [
+        n for n, item in vars(home).items() if isinstance(item, type) and issubclass(item, kind) and item is not kind
+    ]
     offers = [name for name in offers if not name.startswith("_")]
     if recipe.name not in offers:
         hint = _meant(recipe.name, offers, all_of_them=True)

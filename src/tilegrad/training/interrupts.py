@@ -1,7 +1,7 @@
 """Ctrl-C and SIGTERM: they end a run between two steps, whatever they fall into.
 
-Work that can be thrown away is done inside `droppable()`: there a signal is a KeyboardInterrupt at once. Elsewhere, while
-weights change or a checkpoint is written, it waits for the next `droppable()`.
+Work that can be thrown away is done inside `droppable()`: there a signal is a KeyboardInterrupt at once. Elsewhere,
+while weights change or a checkpoint is written, it waits for the next `droppable()`.
 """
 
 from __future__ import annotations

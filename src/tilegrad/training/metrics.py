@@ -18,8 +18,8 @@ _log = logging.getLogger("tilegrad")
 
 
 class MetricLog:
-    """`metrics.jsonl`, going on behind the first `begin` bytes: what came later was of steps that are made again. Of the
-    ranks of a mesh one has it `on`."""
+    """`metrics.jsonl`, going on behind the first `begin` bytes: what came later was of steps that are made again. Of
+    the ranks of a mesh one has it `on`."""
 
     def __init__(self, folder: Path, begin: int, step: int, *, tensorboard: bool, on: bool = True):
         self.path, self.size, self._on = folder / NAME, begin, on
@@ -65,7 +65,7 @@ def _board(folder: Path, step: int) -> Any:
         raise InputError(
             "tensorboard is not installed", where="key 'tensorboard'", hint="pip install 'tilegrad[tensorboard]'"
         ) from None
-    return SummaryWriter(str(folder), purge_step=step + 1)  # type: ignore[no-untyped-call]
+    return SummaryWriter(str(folder), purge_step=step + 1)
 
 
 def scores(counts: Tensor) -> dict[str, float]:

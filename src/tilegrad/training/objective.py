@@ -15,8 +15,8 @@ from ..errors import ModelError
 
 
 class Objective(nn.Module):
-    """`forward(image, target)` is the mean cross entropy in training. In evaluation there are, beside it, for each class
-    how often it was predicted rightly, predicted, and there: a tensor [3, classes].
+    """`forward(image, target)` is the mean cross entropy in training. In evaluation there are, beside it, for each
+    class how often it was predicted rightly, predicted, and there: a tensor [3, classes].
 
     target: class indices [n], or a mask [n, 1, ...] in which class `k` has the value `values[k]`.
     """

@@ -144,7 +144,8 @@ def unreadable(example: Example) -> FormatError | None:
 def count_values(mask: ImageSource) -> dict[int, int]:
     found: dict[int, int] = {}
     for piece in _pieces(mask):
-        for value, count in zip(*(each.tolist() for each in piece.unique(return_counts=True)), strict=True):
+        values, counts = torch.unique(piece, return_counts=True)
+        for value, count in zip(values.tolist(), counts.tolist(), strict=True):
             found[value] = found.get(value, 0) + count
     return found
 

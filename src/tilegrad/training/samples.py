@@ -1,7 +1,7 @@
 """Which images there are, and what is to be learned of each: a CSV, or a folder.
 
-A CSV has the columns `image` and `label` or `mask`, with paths from its own folder. A folder has one folder of images for
-each label, or `images` and `masks` with the same names. A zarr is a folder too, and an image.
+A CSV has the columns `image` and `label` or `mask`, with paths from its own folder. A folder has one folder of images
+for each label, or `images` and `masks` with the same names. A zarr is a folder too, and an image.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ def _of_csv(path: Path, target: str) -> Iterator[Labelled]:
 def _of_labels(folder: Path) -> Iterator[Labelled]:
     labels = [place for place in _inside(folder) if place.is_dir() and not _is_image(place)]
     if not labels:
-        raise InputError("there are no folders with the names of labels", where=str(folder), hint=f"{folder}/tumour/1.tif")
+        raise InputError(
+            "there are no folders with the names of labels", where=str(folder), hint=f"{folder}/tumour/1.tif"
+        )
     for place in labels:
         for image in _inside(place):
             yield Labelled(image, place.name, str(image))
@@ -76,7 +78,9 @@ def _of_masks(folder: Path) -> Iterator[Labelled]:
     masks = {_stem(mask): mask for mask in _inside(folder / MASKS)}
     for image in _inside(folder / IMAGES):
         if _stem(image) not in masks:
-            raise InputError("there is no mask of this name", where=str(image), hint=f"{folder / MASKS / _stem(image)}.*")
+            raise InputError(
+                "there is no mask of this name", where=str(image), hint=f"{folder / MASKS / _stem(image)}.*"
+            )
         yield Labelled(image, str(masks[_stem(image)]), str(image))
 
 
@@ -102,7 +106,9 @@ def class_names(samples: Sequence[Labelled]) -> dict[str, int]:
 def check_labels(samples: Sequence[Labelled], classes: dict[str, int]) -> None:
     for sample in samples:
         if sample.target not in classes:
-            raise InputError(f"'{sample.target}' is not a class", where=sample.where, hint=f"one of {', '.join(classes)}")
+            raise InputError(
+                f"'{sample.target}' is not a class", where=sample.where, hint=f"one of {', '.join(classes)}"
+            )
 
 
 def split(samples: Sequence[Labelled], share: float, seed: int) -> tuple[list[Labelled], list[Labelled]]:
@@ -110,7 +116,9 @@ def split(samples: Sequence[Labelled], share: float, seed: int) -> tuple[list[La
     back = round(share * len(samples))
     if not 0 < back < len(samples):
         raise InputError(
-            f"{share} of {len(samples)} images is {back}", where="key 'validate'", hint="another share, or a CSV of its own"
+            f"{share} of {len(samples)} images is {back}",
+            where="key 'validate'",
+            hint="another share, or a CSV of its own",
         )
     order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(seed)).tolist()
     return [samples[i] for i in sorted(order[back:])], [samples[i] for i in sorted(order[:back])]

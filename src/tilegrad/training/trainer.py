@@ -83,9 +83,9 @@ class Trainer:
         )
         self.optimizer = make(config.optimizer, torch.optim, torch.optim.Optimizer, "optimizer", net.parameters())
         schedules = torch.optim.lr_scheduler
-        self.schedule = config.schedule and make(
-            config.schedule, schedules, schedules.LRScheduler, "schedule", self.optimizer
-        )
+        self.schedule: Any = None
+        if config.schedule is not None:
+            self.schedule = make(config.schedule, schedules, schedules.LRScheduler, "schedule", self.optimizer)
         self.scaler = torch.amp.GradScaler(torch.device(config.device).type, enabled=config.amp == "float16")
         self.at = Position()
         self.gauge = Gauge(self.objective, config.device)
@@ -142,18 +142,20 @@ class Trainer:
                 self._tell(found)
                 if config.checkpoint_steps and at.step % config.checkpoint_steps == 0:
                     self._checkpoint()
-        found = self._validate() if self.held_back else {}
+        scored = self._validate() if self.held_back else {}
         if self.schedule is not None and config.schedule_each == "epoch":
             plateau = isinstance(self.schedule, torch.optim.lr_scheduler.ReduceLROnPlateau)
-            self.schedule.step(*([found.get("loss", 0.0)] if plateau else []))
-        self._end_epoch(found)
+            self.schedule.step(*([scored.get("loss", 0.0)] if plateau else []))
+        self._end_epoch(scored)
 
     def _end_epoch(self, found: dict[str, float]) -> None:
         at, value = self.at, found.get(self.config.best)
         at.epoch, at.image, at.order = at.epoch + 1, 0, []
         words = ", ".join(f"{name} {number:.4g}" for name, number in found.items())
-        self.say(f"epoch {at.epoch} of {self.config.epochs}: step {at.step}, {self.gauge.mean_loss():.4g} in training"
-                 + (f"; held back: {words}" if words else ""))
+        self.say(
+            f"epoch {at.epoch} of {self.config.epochs}: step {at.step}, {self.gauge.mean_loss():.4g} in training"
+            + (f"; held back: {words}" if words else "")
+        )
         if value is not None and isfinite(value):
             self.log.add(step=at.step, epoch=at.epoch, **{f"validation_{name}": each for name, each in found.items()})
             if at.best is None or METRICS[self.config.best](value, at.best) != at.best:
@@ -333,7 +335,9 @@ class Trainer:
         path = self.folder / LAST
         state = load_checkpoint(path, self.config.device)
         if state["samples"] != fingerprint(self.samples) or state["classes"] != self.classes:
-            raise InputError("the checkpoint is of other images or classes", where=str(path), hint="another folder: --out")
+            raise InputError(
+                "the checkpoint is of other images or classes", where=str(path), hint="another folder: --out"
+            )
         try:
             self.objective.net.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
