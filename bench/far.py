@@ -4,7 +4,8 @@
     python bench/far.py --size 2048 --budget 200MiB
 
 The same network, the same number of updates, the same slides: trained on whole slides in a memory budget, and on
-patches with the label of their slide. Patches are chosen kindly: each has a mark in it. See examples/slides.py for the slides.
+patches with the label of their slide. Patches are chosen kindly: each has a mark in it. The slides are those of
+examples/slides.py.
 """
 
 from __future__ import annotations
