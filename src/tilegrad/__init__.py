@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .importers import load as load
     from .importers import load_profile as load_profile
     from .importers import load_rects as load_rects
+    from .modules.predicted import predict as predict
     from .modules.replayed import Replay as Replay
     from .modules.replayed import replay as replay
     from .modules.tiled import Plan as Plan
@@ -36,6 +37,7 @@ _HOMES = {
     "load_profile": "importers",
     "load_rects": "importers",
     "Profile": "profile",
+    "predict": "modules.predicted",
     "Replay": "modules.replayed",
     "replay": "modules.replayed",
     "record": "recording.record",

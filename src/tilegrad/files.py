@@ -1,17 +1,20 @@
-"""Files that are written whole or not at all, to a draft beside the target, which then takes its place; and the folder
-for what is kept from one run of a program to the next."""
+"""Files that are written whole or not at all, to a draft beside the target, which then takes its place; room on a disk
+that is taken before it is used; and the folder for what is kept from one run of a program to the next."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, NoReturn
+from typing import IO, BinaryIO, NoReturn
 
 from .errors import InputError, TilegradError
+
+ZEROS = bytes(1 << 20)
 
 
 def cache_folder() -> Path | None:
@@ -62,3 +65,35 @@ def save_text(text: str, path: str | Path, what: str = "the file", hint: str | N
     """Write a text as UTF-8, whole or not at all."""
     with whole_file(path, what, hint) as file:
         file.write(text.encode())
+
+
+def take_room(file: IO[bytes], start: int, end: int) -> int:
+    """Blocks on the disk for a part of a file; the file's new size. On an error the file is as it was."""
+    try:
+        if not _allocate_blocks(file, start, end):
+            _write_zeros(file, start, end)
+    except OSError:
+        file.truncate(start)
+        raise
+    return end
+
+
+def _allocate_blocks(file: IO[bytes], start: int, end: int) -> bool:
+    """Without writing them. False where the system or its file system cannot."""
+    if not hasattr(os, "posix_fallocate"):  # macOS, Windows
+        return False
+    try:
+        os.posix_fallocate(file.fileno(), start, end - start)
+    except OSError as error:
+        if error.errno in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+            return False
+        raise
+    return True
+
+
+def _write_zeros(file: IO[bytes], start: int, end: int) -> None:
+    file.seek(start)
+    for at in range(start, end, len(ZEROS)):
+        piece = memoryview(ZEROS)[: end - at]
+        while piece:
+            piece = piece[file.write(piece) :]  # an almost full disk takes a part of it

@@ -31,6 +31,7 @@ PUBLIC = {
         "load_profile",
         "load_rects",
         "open",
+        "predict",
         "record",
         "replay",
         "save_chrome_trace",

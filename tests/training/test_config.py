@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from tilegrad.errors import InputError
-from tilegrad.training.config import Recipe, load_config, make, make_config, parse_recipe, parse_value
+from tilegrad.recipe import Recipe, parse_recipe
+from tilegrad.training.config import load_config, make, make_config, parse_value
 
 GIVEN = {"train": "a.csv", "model": "resnet18"}
 
@@ -25,9 +26,9 @@ def test_recipes() -> None:
     )
 
 
-@pytest.mark.parametrize("given", ["", "SGD(lr", "SGD(0.1)", "SGD(lr=open)", 3, {"lr": 1}, "SGD(lr=1) + 1"])
+@pytest.mark.parametrize("given", ["", "SGD(lr=)", "SGD(lr=0.1, 2)", "SGD(lr=open)", 3, {"lr": 1}, "SGD(lr=1, )) + (f(b=2))"])
 def test_what_is_no_recipe(given: Any) -> None:
-    with pytest.raises(ValueError, match="a name with options"):
+    with pytest.raises(InputError, match="a name with options"):
         parse_recipe(given)
 
 

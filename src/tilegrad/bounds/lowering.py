@@ -17,6 +17,7 @@ from .unmerge import unmerge_graph
 
 def lower_graph(graph: Graph) -> Graph:
     """The same computation in nodes that a walk over tiles can run."""
+    before = [graph.value[name].away for name in graph.outputs]
     graph = unmerge_graph(graph)
     axes = label_axes(graph)
     build = Build(graph.name)
@@ -38,6 +39,7 @@ def lower_graph(graph: Graph) -> Graph:
     _take_inputs_in(build)
     build.updates += [(old, renamed.get(new, new)) for old, new in graph.updates]
     lowered = build.graph([renamed.get(name, name) for name in graph.outputs])
+    lowered = lowered.with_away({new for old, new in zip(before, lowered.outputs, strict=True) if old})
     check_graph(lowered)
     return graph if lowered == graph else lowered
 

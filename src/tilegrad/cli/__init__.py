@@ -19,6 +19,7 @@ COMMANDS = {
     "verify": "compare a tiled training step with plain PyTorch",
     "train": "train a network on images on disk, inside a memory budget",
     "record": "some steps on random images inside a memory budget: where time and memory go",
+    "predict": "run a model on an image on disk, and write what it gives to a file",
     "analyze": "where time and memory go: profiles, traces and memory snapshots",
     "compare": "two profiles or two plans, side by side",
     "bench": "measure this machine",

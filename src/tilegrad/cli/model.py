@@ -8,7 +8,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,14 @@ from torch import nn
 
 from ..errors import ModelError
 from ..models import NETWORKS
+from ..recipe import parse_recipe
 from ..units import parse_sizes
+
+MODEL_HELP = f"file.py:factory, package.module:factory, or one of: {', '.join(NETWORKS)}"
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        help=f"file.py:factory, package.module:factory, or one of: {', '.join(NETWORKS)}",
-    )
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument(
         "--input", action="append", required=True, metavar="1x3x512x512", help="shape of an input; repeat for several"
     )
@@ -43,12 +42,10 @@ def tile_sizes(text: str | None) -> int | tuple[int, ...] | None:
     return sizes[0] if sizes is not None and len(sizes) == 1 else sizes
 
 
-def load_model(
-    text: str, *, train: bool = False, weights: bool = True, options: Mapping[str, Any] | None = None
-) -> nn.Module:
-    """Build the model, with `options` for its factory. Without `weights` it is made on the meta device, so that its
-    size costs nothing."""
-    factory = partial(_find_factory(text), **(options or {}))
+def load_model(text: str, *, train: bool = False, weights: bool = True) -> nn.Module:
+    """Build the model. Without `weights` it is made on the meta device, so that its size costs nothing."""
+    recipe = parse_recipe(text)
+    factory = partial(_find_factory(recipe.name), **recipe.options)
     try:
         module = factory() if weights else _without_weights(factory)
     except Exception as error:  # the user's own code

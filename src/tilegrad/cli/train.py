@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     config = make_config(given | {name: parse_value(text) for name, text in flags.items()}, args.config or "the flags")
     logging.getLogger("tilegrad").setLevel(logging.INFO)
     seed_all(config.seed)
-    trainer = Trainer(config, load_model(config.model.name, train=True, options=config.model.options), print)
+    trainer = Trainer(config, load_model(str(config.model), train=True), print)
     try:
         at = trainer.run(resume=args.resume)
     except Stopped as stopped:

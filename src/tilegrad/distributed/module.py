@@ -17,9 +17,10 @@ from ..bounds import lower_graph
 from ..bounds.mesh import Mesh
 from ..errors import CaptureError, InputError, TilegradError
 from ..execution import Executor, Pass
+from ..images import ImageSource
 from ..importers import HIDDEN, Captured, Snapshot, export_call
 from ..ir import Kind, format_graph
-from ..modules.calls import Calls, ModuleCall
+from ..modules.calls import Calls, ModuleCall, opened
 from ..modules.runner import new_seed, run_pass
 from ..modules.wrapped import Wrapped
 from ..planners import MeshProblem
@@ -32,7 +33,7 @@ from ..units import parse_budget
 from .cut_weights import cut_parameters, without_data
 from .group import Group, Traffic
 from .join import group_of
-from .part import Part
+from .part import Part, part
 
 EXCHANGES = ("auto", "segment", "layer")
 
@@ -106,6 +107,8 @@ class DistributedModule(Wrapped):
 
     def _runner(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[RankRunner, ModuleCall]:
         state: _State = self._state
+        args = [self._own(item) for item in args]
+        kwargs = {name: self._own(item) for name, item in kwargs.items()}
         call = ModuleCall.of(self.module, args, kwargs, {Part: lambda item: _describe(item) + _wants(_tensor(item))})
         _check_same(state.group, self.module, call.flat)
         found = state.calls.find(call)
@@ -116,6 +119,11 @@ class DistributedModule(Wrapped):
             cut_parameters(self.module, found.mesh_plan, state)
             state.calls.add(call, found, replace(found.captured, start=Snapshot.take(self.module)))
         return found, call
+
+    def _own(self, item: Any) -> Any:
+        """Of an image that lies elsewhere every rank reads its own box."""
+        item = opened(item)
+        return part(item, self._state.device_mesh) if isinstance(item, ImageSource) else item
 
     def _make(self, state: _State, call: ModuleCall) -> tuple[RankRunner, dict[str, Any]]:
         flat = call.flat

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from ..bounds.mesh import Coords, Mesh, check_fits
 from ..errors import InputError
 from ..execution.ranks import pack, unpack
+from ..images import ImageSource
 from ..region import Box, Interval
 from .group import Group
 from .join import device_of, group_of, mesh_of, rank_in
@@ -45,8 +46,8 @@ class Part:
 
 
 def part(x: Any, mesh: DeviceMesh, *, dims: Mapping[str, int] | None = None, cuts: Cuts | None = None) -> Part:
-    """This rank's own box of an array: a tensor, or anything that has a shape and can be sliced (a memory-mapped file,
-    a zarr array), of which only the box is read.
+    """This rank's own box of an array: a tensor, an image of `tilegrad.open`, or anything that has a shape and can be
+    sliced (a memory-mapped file, a zarr array), of which only the box is read.
 
     dims: the dimension of each axis of the mesh. By default an image's: "batch" is the first, "w" the last, "h" the one
     before; arrays of one or two dimensions are cut along "batch" only.
@@ -116,6 +117,8 @@ def _with_cuts(mesh: Mesh, dims: Mapping[str, int], shape: tuple[int, ...], cuts
 
 
 def _read(x: Any, box: Box, device: torch.device) -> Tensor:
+    if isinstance(x, ImageSource):
+        return x.finish(box, [tile.to(device) for tile in x.stored_tiles(box)])
     if isinstance(x, Tensor):
         return x[box.slices].detach().clone().to(device).requires_grad_(x.requires_grad)
     return torch.from_numpy(np.ascontiguousarray(x[box.slices])).to(device)

@@ -1,64 +1,72 @@
-"""Boxes of tensors that lie on the host, on their way to the device before they are asked for.
+"""Boxes of images that lie elsewhere (on disk, on the host), on their way to the device before they are asked for.
 
-While one tile is computed, a thread copies the next one's part of the image into pinned memory, and from there to the
-device on a stream of its own.
+While one tile is computed, a thread reads the next one's part of the image as it is stored. For a CUDA device it reads
+into pinned memory, and copies from there on a stream of its own. Cast and coloured it is by who asks for it, there.
 
 Rule A1  Memory on the device is taken by the thread that computes, before it goes on: what frees it comes later on the
          same stream. The copy waits for what used that memory before, the tile for the copy.
-Rule A2  What is asked for in another order than expected is copied when it is asked for.
+Rule A2  What is asked for in another order than expected is read when it is asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 
 import torch
 from torch import Tensor
 
+from ..images import ImageSource
 from ..region import Box
 
 Key = tuple[str, Box]
+Arrived = Callable[[], list[Tensor]]  # waits for what is stored of a box
 
 
 class Ahead:
-    """`tensors`: those on the host; `loads`: what will be read of them, in order."""
+    """`sources`: by the name of the value; `loads`: what will be read of them, in order."""
 
-    def __init__(self, device: torch.device, tensors: Mapping[str, Tensor], loads: Sequence[Key]):
-        self.device, self.tensors, self.loads, self.at = device, tensors, loads, 0
-        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._coming: tuple[Key, Tensor, Future[torch.cuda.Event]] | None = None
+    def __init__(self, device: torch.device, sources: Mapping[str, ImageSource], loads: Sequence[Key]):
+        self.device, self.sources, self.loads, self.at = device, sources, loads, 0
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._coming: tuple[Key, Arrived] | None = None
 
     def read(self, name: str, box: Box) -> Tensor:
         key = name, box
         coming, self._coming = self._coming, None
         if coming is None or coming[0] != key:  # rule A2
-            coming = self._begin(key)
+            coming = key, self._begin(key)
         if key in self.loads[self.at :]:
             self.at = self.loads.index(key, self.at) + 1
             if self.at < len(self.loads):
-                self._coming = self._begin(self.loads[self.at])
-        _, found, copied = coming
-        torch.cuda.current_stream(self.device).wait_event(copied.result())
-        return found
+                self._coming = self.loads[self.at], self._begin(self.loads[self.at])
+        return self.sources[name].finish(box, coming[1]())
 
-    def _begin(self, key: Key) -> tuple[Key, Tensor, Future[torch.cuda.Event]]:
-        """Rule A1."""
-        part = self.tensors[key[0]].detach()[key[1].slices]
-        found = torch.empty_like(part, device=self.device)
+    def _begin(self, key: Key) -> Arrived:
+        source, box = self.sources[key[0]], key[1]
+        if self.stream is None:
+            return _workers().submit(source.stored_tiles, box).result
+        rooms = source.rooms(box, self.device)  # rule A1
         free = torch.cuda.current_stream(self.device).record_event()
-        return key, found, _worker().submit(self._copy, part, found, free)
+        copied = _workers().submit(self._copy, source, box, rooms, free)
+        return lambda: self._waited(rooms, copied)
 
-    def _copy(self, part: Tensor, found: Tensor, free: torch.cuda.Event) -> torch.cuda.Event:
-        pinned = torch.empty_like(part, pin_memory=True).copy_(part)
+    def _copy(self, source: ImageSource, box: Box, rooms: Sequence[Tensor], free: torch.cuda.Event) -> torch.cuda.Event:
+        assert self.stream is not None
+        pinned = source.stored_tiles(box, pinned=True)
         with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
             self.stream.wait_event(free)
-            found.copy_(pinned, non_blocking=True)
-            found.record_stream(self.stream)  # should nobody ever ask for it
+            for room, tile in zip(rooms, pinned, strict=True):
+                room.copy_(tile, non_blocking=True)
+                room.record_stream(self.stream)  # should nobody ever ask for it
             return self.stream.record_event()
+
+    def _waited(self, rooms: list[Tensor], copied: Future[torch.cuda.Event]) -> list[Tensor]:
+        torch.cuda.current_stream(self.device).wait_event(copied.result())
+        return rooms
 
 
 @cache
-def _worker() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, "tilegrad-ahead")
+def _workers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(2, "tilegrad-ahead")

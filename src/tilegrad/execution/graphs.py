@@ -44,6 +44,8 @@ def why_not(executor: Executor) -> str | None:
         return "values are moved to the host"
     if any(graph.value[name].kind is Kind.INPUT for name, _ in graph.updates):
         return "the model writes to its input"
+    if any(value.away for value in graph.values):
+        return "the image lies elsewhere"
     odd = next((node for node in graph.nodes if not executor.ops[node.name].repeats), None)
     return None if odd is None else f"{odd.describe()} may do something else every time"
 

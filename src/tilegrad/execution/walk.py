@@ -13,12 +13,14 @@ Rule E4  An output knows its pass, so a pass must not know the output: it looks 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import InternalError
+from ..images import ImageSource, of_array
 from ..ir import Graph, Kind
 from ..ops import Place
 from ..ops.base import Seed
@@ -46,6 +48,7 @@ from .saved import memory_of
 from .shelf import Shelf
 from .unchanged import version_of, was_changed
 
+Sink = Callable[[Box, Tensor], None]
 LOW = (torch.float16, torch.bfloat16)
 
 
@@ -55,17 +58,19 @@ class Pass:
     def __init__(
         self,
         executor: Executor,
-        tensors: Mapping[str, Tensor],
+        tensors: Mapping[str, Any],  # images may lie elsewhere
         device: torch.device,
         *,
         seed: Seed = 0,
         peers: Peers | None = None,
+        sinks: Mapping[str, Sink] | None = None,
     ):
         self.executor, self.tensors, self.device, self.seed = executor, tensors, device, seed
+        self.sinks: Mapping[str, Sink] = sinks or {}  # outputs that are written elsewhere, box by box
         self.graph: Graph = executor.graph
         trains = executor.schedule.trains
         self.needs = executor.needs(frozenset(name for name, t in tensors.items() if trains and t.requires_grad))
-        self.output_names = self.graph.outputs
+        self.output_names = tuple(name for name in self.graph.outputs if name not in self.sinks)
         self.values: dict[str, Field] = {}
         self.grads: dict[str, Field] = {}
         self.leaves: dict[str, Tensor] = {}  # outside values that are read whole, as autograd knows them
@@ -78,7 +83,7 @@ class Pass:
         self.buffers = Buffers(tensors, executor.written)
         self.ranks = Ranks(self, peers) if peers is not None else None
         self.moves = Mover(device)
-        away = {name: t for name, t in tensors.items() if t.device.type == "cpu" and device.type == "cuda"}
+        away = {name: source for name, t in tensors.items() if (source := _elsewhere(t, device)) is not None}
         self.ahead = Ahead(device, away, executor.loads(frozenset(away))) if away and peers is None else None
         self.away: set[str] = set()
         self.together: dict[str, tuple[str, ...]] = {}  # gradients that went away in one piece
@@ -97,7 +102,7 @@ class Pass:
             for at in range(turn):
                 self._step(at)
         self.halo_bytes = self.halos.bytes
-        outputs = [self._outside(name) for name in self.graph.outputs]
+        outputs = [self._outside(name) for name in self.output_names]
         self._note_held(outputs)
         updates = self.buffers.updates(self.graph, self._outside)
         self._hand_over()
@@ -149,13 +154,14 @@ class Pass:
 
     def _watched(self) -> dict[str, Tensor]:
         """What backward reads again and others may write to: inputs, parameters, and outputs that we go on reading."""
-        found = {name: t for name, t in self.tensors.items() if name not in self.buffers.replaced}
+        mine = ((name, t) for name, t in self.tensors.items() if name not in self.buffers.replaced)
+        found = {name: t for name, t in mine if isinstance(t, Tensor)}
         again = self.executor.read_again & self.values.keys()
         return found | {name: self._outside(name) for name in self.graph.outputs if name in again} | self.held_outputs
 
     def _note_held(self, outputs: Sequence[Tensor]) -> None:
         """Outputs that records hold: backward needs them as they are."""
-        for name, tensor in zip(self.graph.outputs, outputs, strict=True):
+        for name, tensor in zip(self.output_names, outputs, strict=True):
             memory = memory_of(tensor)
             if name not in self.tensors and any(record.holds(memory) for record in self.records.values()):
                 self.held_outputs[name] = tensor.detach()
@@ -296,8 +302,11 @@ class Pass:
         if name in self.tensors:
             tensor = self.buffers.before.get(name, self.tensors[name])
             here = self.extent(name)
-            if self.ahead is not None and name in self.ahead.tensors and box != here:
+            if self.ahead is not None and name in self.ahead.sources and box != here:
                 return self.ahead.read(name, box)
+            if isinstance(tensor, ImageSource):  # read whole: then it stays
+                self.write(name, here, tensor.to(self.device))
+                return self.values[name].read(here)
             found = tensor if box is here or box == here else tensor[box.within(here).slices]
             return found.detach().to(self.device, non_blocking=True)
         if box.empty:
@@ -311,6 +320,9 @@ class Pass:
         return self.values[name].read(box)
 
     def write(self, name: str, box: Box, tile: Tensor) -> None:
+        if name in self.sinks:
+            self.sinks[name](box, tile)
+            return
         if name not in self.values:
             self.values[name] = self._field(name)
         self.values[name].write(box, tile)
@@ -320,6 +332,8 @@ class Pass:
 
     def _storage(self, name: str) -> str:
         """Values between phases and their gradients wait where halos do; what is small or the caller's stays."""
+        if self.graph.value[name].away and self.graph.value[name].kind.computed:
+            return Storage.DISK  # for a rehearsal: it is never here
         between = name not in self.tensors and name not in self.graph.outputs and len(self.graph.shape(name)) > 2
         return self.executor.schedule.storage if between else Storage.DEVICE
 
@@ -379,6 +393,13 @@ class Pass:
 
     def kind(self, name: str) -> Kind:
         return self.graph.value[name].kind
+
+
+def _elsewhere(tensor: Tensor | ImageSource, device: torch.device) -> ImageSource | None:
+    """What is not on the device, as an image of which boxes are read."""
+    if isinstance(tensor, ImageSource):
+        return tensor
+    return of_array(tensor) if tensor.device.type == "cpu" and device.type == "cuda" else None
 
 
 def seed_of(seed: Seed, node: str) -> Seed:

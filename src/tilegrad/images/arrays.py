@@ -27,9 +27,7 @@ class ArrayReader(ImageReader):
 
     def __init__(self, item: Any, level: int):
         check_level(level, 1)
-        self.array: Any = (
-            item.open() if isinstance(item, Mapped) else item.detach() if isinstance(item, Tensor) else item
-        )
+        self.array: Any = item.open() if isinstance(item, Mapped) else item
         self.shape = tuple(map(int, self.array.shape))
         self.dtype = None if isinstance(item, Tensor) else np.dtype(self.array.dtype)
         self.levels = (self.shape,)
@@ -39,7 +37,7 @@ class ArrayReader(ImageReader):
         return isinstance(item, Mapped) or is_array(item)
 
     def read(self, box: Slices) -> np.ndarray[Any, Any] | Tensor:
-        return self.array[box]
+        return self.array[box].detach() if self.dtype is None else self.array[box]
 
     def source(self) -> Any:
         whole = isinstance(self.array, np.memmap) and self.array.filename is not None and _is_whole(self.array)

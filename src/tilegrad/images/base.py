@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -47,6 +48,22 @@ class ImageReader:
     def source(self) -> Any:
         """What to open again in another process."""
         raise NotImplementedError
+
+
+class ImageWriter:
+    """A new file of this shape, which is written box by box."""
+
+    suffixes: ClassVar[tuple[str, ...]] = ()
+    library: ClassVar[str] = ""
+
+    def __init__(self, path: Path, shape: Sequence[int], dtype: np.dtype[Any]):
+        raise NotImplementedError
+
+    def write(self, box: Slices, tile: np.ndarray[Any, Any]) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """All is written."""
 
 
 def check_level(level: int, count: int) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .base import ImageReader, Slices, check_level
+from ..files import take_room
+from .base import ImageReader, ImageWriter, Slices, check_level
 
 
 class NumpyFile(ImageReader):
@@ -31,3 +33,28 @@ class NumpyFile(ImageReader):
 
     def source(self) -> Any:
         return self.path
+
+
+class MappedWriter(ImageWriter):
+    """A file whose pixels lie there as they do in memory. Its blocks are taken first: pages without a block end the
+    process where the disk is full."""
+
+    array: np.memmap[Any, Any]
+
+    def _take_room(self, path: Path) -> None:
+        with open(path, "r+b") as file:
+            take_room(file, self.array.offset, self.array.offset + self.array.nbytes)
+
+    def write(self, box: Slices, tile: np.ndarray[Any, Any]) -> None:
+        self.array[box] = tile
+
+    def close(self) -> None:
+        self.array.flush()
+
+
+class NumpyWriter(MappedWriter):
+    suffixes = (".npy",)
+
+    def __init__(self, path: Path, shape: Sequence[int], dtype: np.dtype[Any]):
+        self.array = np.lib.format.open_memmap(path, "w+", dtype, tuple(shape))
+        self._take_room(path)

@@ -36,11 +36,16 @@ class Opened:
         self.name = str(self.item) if isinstance(self.item, Path) else type(item).__name__
         with _explained(self.name):
             kind = _format_of(self.item)
-            with _installed(kind):
+            with installed(kind.name, kind.library):
                 self.reader = kind(self.item, level)
             self.dtype = _torch_type(self.reader)
             if 0 in self.reader.shape:
                 raise FormatError(f"it is empty: {self.reader.shape}")
+
+    @property
+    def is_tensor(self) -> bool:
+        """Then a box is a view."""
+        return self.reader.dtype is None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -76,11 +81,11 @@ def _format_of(item: Any) -> type[ImageReader]:
 
 
 @contextmanager
-def _installed(kind: type[ImageReader]) -> Iterator[None]:
+def installed(name: str, library: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise InputError(f"{kind.name} needs a library: {error}", hint=f"pip install {kind.library}") from error
+        raise InputError(f"{name} needs a library: {error}", hint=f"pip install {library}") from error
 
 
 @contextmanager

@@ -75,19 +75,33 @@ class Picture:
         return replace(self, sides=tuple(sides), colours=tuple(swapped))
 
     def read(self, box: Box, pinned: bool = False) -> Tensor:
-        """A box as it is stored."""
+        """A box as it is stored, in memory of its own."""
+        found, flipped = self._laid(box), tuple(d for d, side in enumerate(self.sides) if side.flipped)
+        made = self._room(found, box, torch.device("cpu"), pinned)
+        if isinstance(found, Tensor):
+            return made.copy_(found.flip(flipped) if flipped else found)
+        made.numpy()[...] = np.flip(found, flipped)
+        return made
+
+    def room(self, box: Box, device: torch.device) -> Tensor:
+        """Room for a box as it is stored."""
+        return self._room(self._laid(box) if self.opened.is_tensor else None, box, device)
+
+    def _room(self, like: Any, box: Box, device: torch.device, pinned: bool = False) -> Tensor:
+        if isinstance(like, Tensor):  # laid out as it is
+            return torch.empty_like(like, device=device, pin_memory=pinned, requires_grad=False)
+        return torch.empty(box.shape, dtype=self.opened.dtype, device=device, pin_memory=pinned)
+
+    def _laid(self, box: Box) -> np.ndarray[Any, Any] | Tensor:
+        """A box as it is stored, its axes in our order; nothing is flipped yet."""
         parts = [side.stored(part) for side, part in zip(self.sides, box, strict=True)]
         place = {side.axis: part for side, part in zip(self.sides, parts, strict=True) if side.axis is not None}
         rank = len(self.opened.shape)
         found = self.opened.read(tuple(slice(*place.get(axis, Interval(0, 1))) for axis in range(rank)))
         order = [side.axis for side in self.sides if side.axis is not None]
         order += [axis for axis in range(rank) if axis not in order]
-        flipped = [d for d, side in enumerate(self.sides) if side.flipped]
-        made = torch.empty(box.shape, dtype=self.opened.dtype, pin_memory=pinned)
-        if isinstance(found, Tensor):
-            return made.copy_(found.permute(order).reshape(box.shape).flip(flipped))
-        made.numpy()[...] = np.flip(found.transpose(order).reshape(box.shape), tuple(flipped))
-        return made
+        turned = found.permute(order) if isinstance(found, Tensor) else found.transpose(order)
+        return turned.reshape(box.shape)
 
     def coloured(self, tile: Tensor, box: Box, dtype: torch.dtype) -> Tensor:
         """A box that was read, on any device; its memory is ours."""
@@ -258,6 +272,10 @@ class ImageSource:
         """A box as it is stored, of each picture that holds a part of it. Any thread may ask."""
         self.check_scaled()
         return [part.read(inside, pinned) for part, _, inside in self._across(box)]
+
+    def rooms(self, box: Box, device: torch.device) -> list[Tensor]:
+        """Room for that on a device."""
+        return [part.room(inside, device) for part, _, inside in self._across(box)]
 
     def finish(self, box: Box, tiles: Sequence[Tensor]) -> Tensor:
         """A box, given what is stored of it, on the device where that lies; its memory is taken over."""

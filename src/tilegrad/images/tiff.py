@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import FormatError
+from ..errors import FormatError, InputError
 from .base import ImageReader, Slices, check_level, check_piece
+from .numpy_file import MappedWriter
 from .slide import SUFFIXES as SLIDES
 
 MARKS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
@@ -128,3 +129,23 @@ class TiffReader(ImageReader):
 
     def source(self) -> Any:
         return self.path
+
+
+class TiffWriter(MappedWriter):
+    """A BigTIFF without compression, a plane for each channel."""
+
+    suffixes, library = (".tif", ".tiff", ".btf"), "tifffile"
+
+    def __init__(self, path: Path, shape: Sequence[int], dtype: np.dtype[Any]):
+        import tifffile
+
+        if shape[0] != 1 or len(shape) not in (4, 5):
+            raise InputError(f"a TIFF holds one image, not {tuple(shape)}", hint='"out.zarr"')
+        axes = "CZYX"[6 - len(shape) :] if shape[1] == 1 else "CYX" if len(shape) == 4 else "CZYX"
+        kept = tuple(shape[1:]) if shape[1] > 1 else tuple(shape[2:])
+        about: dict[str, Any] = {"photometric": "minisblack", "metadata": {"axes": axes}, "bigtiff": True}
+        self.array = tifffile.memmap(path, shape=kept, dtype=dtype, **about)
+        self._take_room(path)
+
+    def write(self, box: Slices, tile: np.ndarray[Any, Any]) -> None:
+        self.array[box[len(box) - self.array.ndim :]] = tile.reshape(tile.shape[tile.ndim - self.array.ndim :])

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..errors import FormatError
-from .base import ImageReader, Slices, check_level, check_piece
+from .base import ImageReader, ImageWriter, Slices, check_level, check_piece
 
+CHUNK = 256  # rows and columns of a chunk that is written
 MARKS = ("zarr.json", ".zarray", ".zgroup", ".zattrs")
 
 
@@ -52,3 +54,19 @@ def _levels(group: Any, path: Path) -> tuple[list[Any], str | None]:
     letters = [str(axis["name"] if isinstance(axis, dict) else axis) for axis in axes] if axes else []
     named = "".join(letters) if letters and all(len(letter) == 1 for letter in letters) else None
     return [group[each["path"]] for each in scales[0]["datasets"]], named
+
+
+class ZarrWriter(ImageWriter):
+    """An array of version 3, its dimensions named."""
+
+    suffixes, library = (".zarr",), "zarr"
+
+    def __init__(self, path: Path, shape: Sequence[int], dtype: np.dtype[Any]):
+        import zarr
+
+        chunks = tuple(1 if d == 0 else min(n, CHUNK) for d, n in enumerate(shape))
+        names = {4: "ncyx", 5: "nczyx"}.get(len(shape))
+        self.array = zarr.create_array(path, shape=tuple(shape), chunks=chunks, dtype=dtype, dimension_names=names)
+
+    def write(self, box: Slices, tile: np.ndarray[Any, Any]) -> None:
+        self.array[box] = tile

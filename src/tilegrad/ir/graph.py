@@ -6,8 +6,8 @@ A `Node` reads values in named *roles*, has plain attributes, and belongs to a *
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from types import MappingProxyType
@@ -67,6 +67,7 @@ class Value:
     target: str | None = None  # parameter or buffer: its name in the module's state_dict; gradient: its parameter
     alias: str | None = None  # the value whose memory it lives in
     held: Held | None = None  # where the value is split over ranks: the boxes of this one
+    away: bool = False  # in no memory as a whole: an input that is read, or an output that is written, box by box
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,3 +153,12 @@ class Graph:
     @property
     def inputs(self) -> tuple[str, ...]:
         return tuple(v.name for v in self.of_kind(Kind.INPUT))
+
+    def outside_bytes(self, whole: Collection[str] = ()) -> int:
+        """What is there before and after a step. `whole`: inputs that are read whole, wherever they lie at first."""
+        return sum(v.type.bytes for v in self.values if not v.kind.computed and (not v.away or v.name in whole))
+
+    def with_away(self, names: Collection[str]) -> Graph:
+        """The same, with these values in no memory as a whole."""
+        values = (replace(v, away=True) if v.name in names else v for v in self.values)
+        return replace(self, values=tuple(values)) if names else self

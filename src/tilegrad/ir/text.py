@@ -5,6 +5,7 @@
     value weight: float32[8, 3, 3, 3] parameter "conv.weight"
     value z: float32[1, 8, 64, 64] activation in y
     value part: float32[8, 64] activation reads 0:8,0:34 writes 0:8,0:32
+    value slide: float32[1, 3, 65536, 65536] input away
     node conv2d = conv2d(input: x, weight: weight as parameter) -> y {"stride": [1, 1]} @ {"target": …}
     output y
     update running_mean <- new_mean
@@ -30,8 +31,8 @@ _NAME = r'(?:[A-Za-z_][A-Za-z0-9_.]*|"(?:[^"\\]|\\.)*")'
 _GRAPH = re.compile(rf"graph ({_NAME})")
 _BOX = "([0-9:,-]+)"
 _VALUE = re.compile(
-    rf"value ({_NAME}): (\w+)\[([0-9, -]*)\] (\w+)(?: (?!in |reads )({_NAME}))?(?: in ({_NAME}))?"
-    rf"(?: reads {_BOX}(?: writes {_BOX})?)?"
+    rf"value ({_NAME}): (\w+)\[([0-9, -]*)\] (\w+)(?: (?!in |reads |away$)({_NAME}))?(?: in ({_NAME}))?"
+    rf"(?: reads {_BOX}(?: writes {_BOX})?)?( away)?"
 )
 _ONE_INPUT = rf"{_NAME}: {_NAME}(?: as \w+)?"
 _NODE = re.compile(
@@ -49,7 +50,7 @@ def format_graph(graph: Graph) -> str:
         alias = f" in {_quote(v.alias)}" if v.alias is not None else ""
         held = f" reads {v.held.read.text}" if v.held is not None else ""
         held += f" writes {v.held.write.text}" if v.held is not None and v.held.write is not None else ""
-        lines.append(f"value {_quote(v.name)}: {v.type} {v.kind}{target}{alias}{held}")
+        lines.append(f"value {_quote(v.name)}: {v.type} {v.kind}{target}{alias}{held}{' away' if v.away else ''}")
     lines += [_format_node(n) for n in graph.nodes]
     lines += [f"output {_quote(name)}" for name in graph.outputs]
     lines += [f"update {_quote(old)} <- {_quote(new)}" for old, new in graph.updates]
@@ -101,7 +102,7 @@ def _parse_value(match: re.Match[str]) -> Value:
     target = _unquote(match[5]) if match[5] else None
     alias = _unquote(match[6]) if match[6] else None
     held = Held(Box.parse(match[7]), Box.parse(match[8]) if match[8] else None) if match[7] else None
-    return Value(_unquote(match[1]), TensorType(shape, match[2]), Kind(match[4]), target, alias, held)
+    return Value(_unquote(match[1]), TensorType(shape, match[2]), Kind(match[4]), target, alias, held, bool(match[9]))
 
 
 def _parse_node(match: re.Match[str], rest: str) -> Node:

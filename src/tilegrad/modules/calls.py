@@ -12,13 +12,15 @@ import inspect
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..errors import CaptureError, InputError, RunError, TilegradError
+from ..images import ImageSource, is_array, of_array
 from ..importers import Captured, argument_names, autocast_dtype, device_of, forward_line, key_of, leaves, take
 from ..torch_private import transforms_active
 
@@ -36,6 +38,25 @@ class ModuleCall:
     flat: Sequence[Any] = field(repr=False)  # its tensors
     names: Sequence[str]  # what they are called
     key: Any = field(repr=False)
+    streamed: bool = False  # are outputs written elsewhere, box by box?
+
+    @property
+    def as_stream(self) -> ModuleCall:
+        return replace(self, key=("streamed", self.key), streamed=True)
+
+    @property
+    def away(self) -> list[int]:
+        """Which of them are images that lie elsewhere."""
+        return [at for at, item in enumerate(self.flat) if isinstance(item, ImageSource)]
+
+    def whole(self, device: torch.device) -> list[Any]:
+        """Its tensors, where images are read as a whole."""
+        return [item.to(device) if isinstance(item, ImageSource) else item for item in self.flat]
+
+    @property
+    def blank(self) -> list[Any]:
+        """Its tensors, where images are without data."""
+        return [without_data(item) if isinstance(item, ImageSource) else item for item in self.flat]
 
     @classmethod
     def of(
@@ -48,7 +69,8 @@ class ModuleCall:
         """`describe`: what counts of other kinds of tensors than torch's."""
         _check_modes()
         flat, names = list[Any](), list[str]()
-        tree = take((tuple(args), _ordered(module, kwargs)), flat, names=names, kinds=(Tensor, *(describe or {})))
+        args, kwargs = tuple(map(opened, args)), {name: opened(item) for name, item in kwargs.items()}
+        tree = take((args, _ordered(module, kwargs)), flat, names=names, kinds=(Tensor, ImageSource, *(describe or {})))
         for item in leaves(tree):
             if isinstance(item, Iterator):
                 what = f"a {type(item).__name__} as an argument would be used up by the capture"
@@ -57,7 +79,7 @@ class ModuleCall:
             if isinstance(item, Tensor) and type(item) not in (Tensor, nn.Parameter):
                 what = f"a {type(item).__name__}, which is a subclass of Tensor, as an argument"
                 raise InputError(what, where="the arguments", hint="x.as_subclass(torch.Tensor)")
-        known: Mapping[type, Callable[[Any], Any]] = describe or {}
+        known: Mapping[type, Callable[[Any], Any]] = {ImageSource: _source_key, **(describe or {})}
         tensors = tuple(known[type(t)](t) if type(t) in known else _tensor_key(t) for t in flat)
         key = key_of(tree), tensors, torch.is_grad_enabled(), autocast_dtype(device_of(module)), _defaults()
         return cls(tree, flat, argument_names(module, names), key)
@@ -89,6 +111,22 @@ def _ordered(module: nn.Module, kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 def _tensor_key(tensor: Tensor) -> tuple[Any, ...]:
     return tuple(tensor.shape), tensor.dtype, tensor.requires_grad, tensor.stride()
+
+
+def _source_key(source: ImageSource) -> tuple[Any, ...]:
+    source.check_scaled()
+    return tuple(source.shape), source.dtype, "away"
+
+
+def opened(item: Any) -> Any:
+    """An array on disk (zarr's, h5py's, a memory map) as an image of which boxes are read; all else as it is."""
+    here = isinstance(item, Tensor | ImageSource | np.generic | nn.Module)
+    here |= isinstance(item, np.ndarray) and not isinstance(item, np.memmap)
+    return item if here or not is_array(item) or len(item.shape) < 2 else of_array(item)
+
+
+def without_data(source: ImageSource) -> Tensor:
+    return torch.empty(source.shape, dtype=source.dtype, device="meta")
 
 
 @contextlib.contextmanager

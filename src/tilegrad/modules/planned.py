@@ -35,7 +35,6 @@ from ..sim.clock import measure_time
 from ..sim.machine import Machine
 from ..sim.measure import known_machine
 from ..sim.predict import predict
-from ..sim.rehearsal import outside_bytes
 from ..sim.training import training_graph
 from ..units import format_bytes
 from .options import Options
@@ -122,7 +121,7 @@ class Ask:
         return self._first_that_fits(planning)
 
     def _of_size(self, search: TileSearch, sizes: TileSizes) -> Schedule:
-        slack, storage = Slack(SLACK, outside_bytes(search.graph)), self.options.storage or Storage.DEVICE
+        slack, storage = Slack(SLACK, search.graph.outside_bytes()), self.options.storage or Storage.DEVICE
         fit = search.tiled(sizes, storage, None if self.budget is None else slack.inside(self.budget))
         if self.budget is not None:
             fit = keep_what_fits(search, fit, slack, self.budget)
@@ -151,7 +150,7 @@ def plan_module(graph: Graph, search: TileSearch, budget: int, options: Options,
     plain_fit = search.plain()
     plain_bytes = plain_fit.prediction.total_bytes
     train = bool(search.graded)
-    outside = outside_bytes(graph)
+    outside = graph.outside_bytes()
     step = None
     if train and plain_bytes > budget and options.planner != "tile":
         # On the CPU there is nowhere to copy to but a file, and that only if it is asked for.

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from ..schedule import Schedule
-from ..sim.rehearsal import outside_bytes
 from ..torch_private import expand_segments
 from ..units import format_bytes
 
@@ -53,7 +52,7 @@ class Reserved:
         if self.most <= self.budget + COARSE or not self.again:
             return None
         need = int(schedule.predicted["total_bytes"])
-        outside = outside_bytes(schedule.graph)  # the rest grows and shrinks with tiles
+        outside = schedule.graph.outside_bytes()  # the rest grows and shrinks with tiles
         share = min(1.0, (need - outside) / max(1, self.most - outside))
         less = int(outside + share * (self.budget - outside))
         _log.warning(

@@ -24,6 +24,8 @@ from ..errors import BudgetError, RunError
 from ..execution import Executor, Pass
 from ..execution.compilation import Compilation
 from ..execution.graphs import Flight, GraphPool, Recorded
+from ..execution.walk import Sink
+from ..images import ImageSource
 from ..importers import Captured
 from ..ir import Kind
 from ..progress import Progress
@@ -91,9 +93,16 @@ class Runner:
             self._plan_for(less)  # rule R2
         return self.captured.assemble(run_pass(Step(self, tensors)), flat, tensors)
 
-    def session(self, tensors: Mapping[str, Tensor], seed: int) -> Pass | Flight:
+    def stream(self, tensors: Mapping[str, Tensor], sinks: Mapping[str, Sink]) -> list[Tensor]:
+        """Run, with outputs that are written elsewhere, by their names; the others are given back."""
+        check_writable(self.captured, tensors)
+        return run_pass(Step(self, tensors, sinks))
+
+    def session(
+        self, tensors: Mapping[str, Tensor], seed: int, sinks: Mapping[str, Sink] | None = None
+    ) -> Pass | Flight:
         flight = self.recorded.flight(tensors, self.device, seed) if self.recorded is not None else None
-        return flight or Pass(self.engine, tensors, self.device, seed=seed)
+        return flight or Pass(self.engine, tensors, self.device, seed=seed, sinks=sinks)
 
     def plan_smaller(self) -> bool:
         """Rule R1. Is there a smaller plan? What was asked for otherwise (tiles of a size) does not count any more."""
@@ -130,12 +139,12 @@ class Runner:
 class Step:
     """One call of a planned module: to autograd a pass, which is run again where memory runs out (rule R1)."""
 
-    def __init__(self, runner: Runner, tensors: Mapping[str, Tensor]):
-        self.runner, self.tensors = runner, tensors
+    def __init__(self, runner: Runner, tensors: Mapping[str, Tensor], sinks: Mapping[str, Sink] | None = None):
+        self.runner, self.tensors, self.sinks = runner, tensors, sinks
         self.seed = new_seed() if runner.engine.draws else 0
         if runner.reserved is not None:
             runner.reserved.begin(tensors)
-        self.session = runner.session(tensors, self.seed)
+        self.session = runner.session(tensors, self.seed, sinks)
 
     @property
     def needs(self) -> frozenset[str]:
@@ -180,7 +189,7 @@ class Step:
             del self.session
             if not self.runner.plan_smaller():
                 raise failed
-            self.session = self.runner.session(self.tensors, self.seed)
+            self.session = self.runner.session(self.tensors, self.seed, self.sinks)
 
 
 Session = Pass | Flight | Step
@@ -203,6 +212,8 @@ def run_pass(session: Session) -> list[Tensor]:
 def check_writable(captured: Captured, tensors: Mapping[str, Tensor]) -> None:
     """What the model writes to in place must be what plain PyTorch may write to."""
     for name, _ in captured.graph.updates:
+        if isinstance(tensors[name], ImageSource):
+            raise RunError(f"the model writes to its input '{name}' in place", hint="x.clone() in forward")
         if captured.graph.value[name].kind is Kind.INPUT and torch.is_grad_enabled() and tensors[name].requires_grad:
             raise RunError(
                 f"the model writes to its input '{name}' in place, and that needs a gradient",

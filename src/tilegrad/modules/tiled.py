@@ -140,7 +140,7 @@ class TiledModule(Wrapped):
         """Plan for inputs (tensors, or shapes) without running anything."""
         with LOCK:
             call = ModuleCall.of(self.module, *from_shapes(self.module, inputs, kwargs))
-            self._state.last = self._runner(call)
+            self.planned(call)
         return self.plan
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
@@ -148,17 +148,22 @@ class TiledModule(Wrapped):
             return self.module(*args, **kwargs)
         with LOCK:  # a capture puts other tensors into the module for a moment, which say they lie elsewhere
             call = ModuleCall.of(self.module, args, kwargs)
-            runner = self._state.last = self._runner(call)
+            runner = self.planned(call)
             tensors, device = runner.captured.bind(call.flat), device_of(self.module)
         if runner.schedule.mode == "none":
-            return runner.plain(self.module, args, kwargs)
+            return runner.plain(self.module, *fill(call.tree, call.whole(device)))
         return runner(tensors, device, call.flat)
 
-    def _runner(self, call: ModuleCall) -> Runner:
+    def planned(self, call: ModuleCall) -> Runner:
+        """What runs a call: made once, and kept."""
         found: Runner | None = self._state.calls.find(call)
-        if found is not None:
-            return found
-        captured = export_call(self.module, call.tree, call.flat, call.names)
+        if found is None:
+            found = self._plan(call)
+        self._state.last = found
+        return found
+
+    def _plan(self, call: ModuleCall) -> Runner:
+        captured = export_call(self.module, call.tree, call.blank, call.names, call.away, call.streamed)
         train = torch.is_grad_enabled()
         graded = captured.graded(call.flat) if train else []
         plain = partial(_plain_bytes, self.module, call, train)
@@ -185,5 +190,5 @@ class Plan:
 
 def _plain_bytes(module: nn.Module, call: ModuleCall, train: bool) -> int:
     with untouched(module):
-        args, kwargs = fill(call.tree, call.flat)
+        args, kwargs = fill(call.tree, call.blank)
         return plain_bytes(module, args, kwargs, train=train)

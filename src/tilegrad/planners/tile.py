@@ -108,7 +108,7 @@ class TileSearch:
 
     def plain(self) -> Fit:
         made, types = self.plain_bytes(), self.graph.value
-        outside = sum(v.type.bytes for v in self.graph.values if not v.kind.computed)
+        outside = self.graph.outside_bytes(whole=self.graph.inputs)
         grads = sum(types[name].type.bytes for name in self.graded if types[name].kind is Kind.PARAMETER)
         found = Prediction(max(0, made - grads), made + outside, 0, "plain execution", "")
         return Fit(plan_plain(self.graph, train=self.train), found)

@@ -20,6 +20,7 @@ from ..schedule import (
     Finish,
     Free,
     Island,
+    Load,
     Move,
     Run,
     Schedule,
@@ -326,8 +327,22 @@ class _Walk:
             self.lifetimes.append(Lifetime(name, self.sizes[name], self.born[name], self.at if at is None else at))
             self.sizes.drop(name)
 
+    def _elsewhere_bytes(self) -> int:
+        """Of inputs that lie elsewhere: what is never here, but for the next tile, which is read ahead."""
+        away = {v.name for v in self.graph.values if v.away and not v.kind.computed}
+        if not away:
+            return 0
+        islands = [self.schedule.islands[step.island] for step in self.schedule.steps if isinstance(step, Run)]
+        loads = [s for island in islands for s in island.steps if isinstance(s, Load) and s.value in away]
+        whole = {name for island in islands for name in island.whole}
+        whole |= {load.value for load in loads if load.box == self.full[load.value]}
+        ahead = max((self._bytes(load.value, load.box) for load in loads if load.value not in whole), default=0)
+        return sum(self._bytes(name) for name in away - whole) - ahead
+
     def _stored_bytes(self, name: str) -> int:
         """Device bytes of a value that is stored whole."""
+        if self.graph.value[name].away:
+            return 0
         here = self.near or name in self.graph.outputs or len(self.graph.shape(name)) <= 2
         return self._bytes(name) if here else 0
 
@@ -362,7 +377,7 @@ class _Walk:
         return [item for item in found if item.bytes]
 
     def result(self) -> Prediction:
-        outside = self.roots.resident_bytes
+        outside = self.roots.resident_bytes if self.explicit else self.roots.resident_bytes - self._elsewhere_bytes()
         if self.schedule.seat is not None:
             names = [v for v in self.graph.values if not v.kind.computed]
             outside = sum(self.schedule.owned(v.name).volume * v.type.item_bytes for v in names)

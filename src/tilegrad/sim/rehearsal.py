@@ -166,6 +166,11 @@ class _Stage(Pass):
     def _field(self, name: str) -> Field:
         return Field(self.executor.region[name], Storage.DEVICE)
 
+    def read(self, name: str, box: Box) -> Tensor:
+        found = super().read(name, box)
+        new = name in self.tensors and self.graph.value[name].away and box != self.extent(name)
+        return torch.empty_like(found) if new else found
+
     def write(self, name: str, box: Box, tile: Tensor) -> None:
         if self._storage(name) == Storage.DEVICE:  # else it goes elsewhere
             super().write(name, box, tile)
@@ -336,10 +341,6 @@ def _shape(step: IslandStep) -> Hashable:
         case Fold(node=node, box=box):
             return node, box.shape
     return ()
-
-
-def outside_bytes(graph: Graph) -> int:
-    return sum(v.type.bytes for v in graph.values if not v.kind.computed)
 
 
 def parameters(graph: Graph) -> list[str]:

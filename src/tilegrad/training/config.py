@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
@@ -14,38 +13,12 @@ from typing import Any
 import torch
 
 from ..errors import FormatError, InputError
+from ..recipe import Recipe, parse_recipe
 from ..units import parse_budget
 
 TASKS = ("classification", "segmentation")
 METRICS = {"loss": min, "accuracy": max, "iou": max}  # which of two is better
 AMP = ("bfloat16", "float16")
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """Something to be made by name: `AdamW(lr=0.001)`, or `{name = "AdamW", lr = 0.001}`."""
-
-    name: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        return f"{self.name}({', '.join(f'{key}={value!r}' for key, value in self.options.items())})"
-
-
-def parse_recipe(given: Any) -> Recipe:
-    if isinstance(given, Mapping) and isinstance(given.get("name"), str):
-        return Recipe(given["name"], {key: value for key, value in given.items() if key != "name"})
-    if isinstance(given, str) and given.strip():
-        name, bracket, rest = given.partition("(")
-        if not bracket:
-            return Recipe(given.strip())
-        try:
-            call = ast.parse(f"recipe({rest}", mode="eval").body
-            if isinstance(call, ast.Call) and not call.args:
-                return Recipe(name.strip(), {str(k.arg): ast.literal_eval(k.value) for k in call.keywords})
-        except (SyntaxError, ValueError):
-            pass  # said below
-    raise ValueError('a name with options, such as "AdamW(lr=0.001)" or {name = "AdamW", lr = 0.001}')
 
 
 def _text(given: Any) -> str:
@@ -250,7 +223,7 @@ def make_config(given: Mapping[str, Any], where: str) -> TrainingConfig:
         try:
             found[name] = known[name].metadata["parse"](value)
         except ValueError as error:  # ours are ValueErrors too
-            wanted = error.what if isinstance(error, InputError) else str(error)
+            wanted = error.hint or error.what if isinstance(error, InputError) else str(error)
             raise InputError(f"'{value}' cannot be used", where=f"{where}, key '{name}'", hint=wanted) from None
     return TrainingConfig(**found)
 

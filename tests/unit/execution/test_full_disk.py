@@ -161,13 +161,13 @@ def test_room_is_taken_in_steps(blocks: bool, monkeypatch: pytest.MonkeyPatch) -
     """A file of many small tensors asks the disk seldom; where blocks cannot be taken, zeros are written."""
     if not blocks:
         monkeypatch.delattr(os, "posix_fallocate", raising=False)
-    asked, take = [], disk._take_room
+    asked, take = [], disk.take_room
 
     def count(file: object, start: int, end: int) -> int:
         asked.append(end - start)
         return take(file, start, end)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(disk, "_take_room", count)
+    monkeypatch.setattr(disk, "take_room", count)
     shelf = Shelf(Storage.DISK)
     for k in range(300):
         shelf.put(k, torch.full((1000,), float(k)))

@@ -9,7 +9,6 @@ Rule F1  Room in the file is taken before pages of it are mapped. A page that ha
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 import shutil
@@ -18,17 +17,16 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import IO
 
 import torch
 from torch import Tensor
 
 from ...errors import RunError
+from ...files import take_room
 from ...units import format_bytes
 from .base import Layout, Slot, ValueStore
 
 GROWTH = 64 << 20  # the most that is reserved ahead: a halo may be of some kilobytes, and a call to the disk takes time
-ZEROS = bytes(1 << 20)
 
 
 @dataclass(frozen=True)
@@ -65,10 +63,10 @@ class _File:
         """Take room to `end` and, if the disk has it, as much again: a file of many small tensors asks seldom."""
         ahead = max(end, self.reserved + min(self.reserved, GROWTH))
         try:
-            self.reserved = _take_room(self.file, self.reserved, ahead)
+            self.reserved = take_room(self.file, self.reserved, ahead)
         except OSError:
             try:
-                self.reserved = _take_room(self.file, self.reserved, end)
+                self.reserved = take_room(self.file, self.reserved, end)
             except OSError as error:
                 raise _no_room(end - self.reserved, error) from error
 
@@ -79,38 +77,6 @@ class _File:
             return torch.empty(spot.shape, dtype=spot.dtype)
         pages = mmap.mmap(self.file.fileno(), size, offset=spot.start)
         return torch.frombuffer(pages, dtype=spot.dtype).view(spot.shape)
-
-
-def _take_room(file: IO[bytes], start: int, end: int) -> int:
-    """Blocks on the disk for a part of a file; the file's new size. On an error the file is as it was."""
-    try:
-        if not _allocate_blocks(file, start, end):
-            _write_zeros(file, start, end)
-    except OSError:
-        file.truncate(start)
-        raise
-    return end
-
-
-def _allocate_blocks(file: IO[bytes], start: int, end: int) -> bool:
-    """Without writing them. False where the system or its file system cannot."""
-    if not hasattr(os, "posix_fallocate"):  # macOS, Windows
-        return False
-    try:
-        os.posix_fallocate(file.fileno(), start, end - start)
-    except OSError as error:
-        if error.errno in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
-            return False
-        raise
-    return True
-
-
-def _write_zeros(file: IO[bytes], start: int, end: int) -> None:
-    file.seek(start)
-    for at in range(start, end, len(ZEROS)):
-        piece = memoryview(ZEROS)[: end - at]
-        while piece:
-            piece = piece[file.write(piece) :]  # an almost full disk takes a part of it
 
 
 def _no_room(size: int, error: OSError) -> RunError:

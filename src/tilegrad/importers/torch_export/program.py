@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import re
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -79,6 +79,11 @@ class Captured:
             write.apply(values)
         return fill(self.result, values)
 
+    @property
+    def arrangement(self) -> Any:
+        """What the module returns, with the numbers of the graph's outputs in their places."""
+        return fill(self.result, [s.index if isinstance(s, Returned) else None for s in self.sources])
+
     def _value(self, source: Any, outputs: Sequence[Any], flat: Sequence[Any], bound: Mapping[str, Any]) -> Any:
         if isinstance(source, TensorSlot):
             same = (n for n, slot in self.slots.items() if slot.holder is source.holder and slot.key == source.key)
@@ -102,15 +107,23 @@ def export_module(module: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str,
     return export_call(module, tree, flat, argument_names(module, names))
 
 
-def export_call(module: nn.Module, tree: Any, flat: Sequence[Tensor], names: Sequence[str]) -> Captured:
+def export_call(
+    module: nn.Module,
+    tree: Any,
+    flat: Sequence[Tensor],
+    names: Sequence[str],
+    away: Collection[int] = (),
+    streamed: bool = False,
+) -> Captured:
     """Capture a call: the graph, where its tensors are, and how outputs are put together. `tree`: arguments and
-    keywords over the tensors `flat`, which are called `names`."""
+    keywords over the tensors `flat`, which are called `names`; `away`: those that lie elsewhere, by number;
+    `streamed`: outputs will be written elsewhere, box by box."""
     check_ready(module)
     with LOCK:
         try:
             start = Snapshot.take(module)
             traced = trace(module, tree, fake_inputs(module, flat), names)
-            return _Importer(traced, type(module).__name__, device_of(module), start).run()
+            return _Importer(traced, type(module).__name__, device_of(module), start).run(away, streamed)
         except TilegradError:
             raise
         except Exception as error:  # whatever the user's code or torch.export raises
@@ -139,7 +152,7 @@ class _Importer:
         self.statistics: set[str] = set()  # buffers that a norm layer has written to
         self.casts: dict[tuple[str, str], str] = {}  # of a value to a dtype
 
-    def run(self) -> Captured:
+    def run(self, away: Collection[int], streamed: bool) -> Captured:
         specs = {spec.arg.name: spec for spec in self.program.graph_signature.input_specs}
         outputs: Sequence[Any] = ()
         for node in self.program.graph.nodes:
@@ -147,7 +160,7 @@ class _Importer:
                 self._placeholder(node, specs[node.name])
             else:
                 outputs = self._step(node, self.program.graph_module) or outputs
-        return self._finish(outputs)
+        return self._finish(outputs, away, streamed)
 
     def _step(self, node: torch.fx.Node, owner: torch.fx.GraphModule) -> Sequence[Any] | None:
         """One node; the output node gives what is returned."""
@@ -350,12 +363,13 @@ class _Importer:
         except TypeError as error:
             raise CaptureError(str(error), where=str(self.build.source)) from None
 
-    def _finish(self, returned: Sequence[Any]) -> Captured:
+    def _finish(self, returned: Sequence[Any], away: Collection[int], streamed: bool) -> Captured:
         outputs = [self.aliases.value(item) for item in returned]
         self.build.updates += self.aliases.updates()
-        graph = self.build.graph(outputs)
-        check_graph(graph)
         specs = [spec for spec in self.program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
+        graph = self.build.graph(outputs)
+        graph = graph.with_away({specs[at].arg.name for at in away} | (_last_images(graph) if streamed else set()))
+        check_graph(graph)
         traced = self.traced
         captured = Captured(
             graph, tuple(spec.arg.name for spec in specs), traced.result, traced.sources, self.slots, self.constants,
@@ -363,6 +377,13 @@ class _Importer:
         )  # fmt: skip
         weakref.finalize(captured, forget, tuple(traced.tokens))
         return captured
+
+
+def _last_images(graph: Graph) -> set[str]:
+    """Outputs with axes of an image that nothing else reads and that have memory of their own."""
+    made = [graph.value[name] for name in graph.outputs if name in graph.producer and not graph.consumers[name]]
+    new = {new for _, new in graph.updates}
+    return {v.name for v in made if v.alias is None and len(v.type.shape) > 2 and v.name not in new}
 
 
 def source_of(node: torch.fx.Node) -> Source:

@@ -92,14 +92,14 @@ class Stock:
         near: bool,
     ):
         self.graph, self.count, self.train = graph, len(phases), train
-        self.outside = float(sum(v.type.bytes for v in graph.values if not v.kind.computed))
+        self.outside = float(graph.outside_bytes(whole={name for phase in phases for name in phase.whole}))
         handed = {*graph.outputs, *(new for _, new in graph.updates)}
         first = {name: at for at, phase in reversed([*enumerate(phases)]) for name in phase.made}
         reader = {name: at for at, phase in enumerate(phases) for name in (*phase.boxed, *phase.whole)}
         forward = {name: at for at, phase in enumerate(phases) for name in forward_uses(phase)}
         uses = [backward_uses(phase, frozenset()) if train else set[str]() for phase in phases]
         backward = {name: at for at, names in reversed([*enumerate(uses)]) for name in names}
-        names = [n for n in first if near or n in handed or len(graph.shape(n)) <= 2]
+        names = [n for n in first if not graph.value[n].away and (near or n in handed or len(graph.shape(n)) <= 2)]
         self.names, self.place = names, {name: at for at, name in enumerate(names)}
         self.size = np.array([graph.type(n).bytes for n in names], float)
         self.first = np.array([first[n] for n in names], int)

@@ -82,7 +82,7 @@ class Scale:
 
     @cached_property
     def outside(self) -> int:
-        return sum(v.type.bytes for v in self.graph.values if not v.kind.computed)
+        return self.graph.outside_bytes()
 
     @cached_property
     def tapes(self) -> dict[str, _Tape]:
