@@ -121,3 +121,15 @@ def write_zarr(slide: Slide, path: Path, *, mask: bool = False) -> None:
     array = zarr.create_array(str(path), shape=shape, chunks=chunks, dtype=np.uint8)
     for top, band, textures in slide.bands():
         array[..., top : top + len(band), :] = textures if mask else np.moveaxis(band, -1, 0)
+
+
+def make_set(folder: str | Path, size: int, count: int) -> list[tuple[str, int]]:
+    """Slides on disk, by turns as TIFF and zarr, and their labels; those that are there stay."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    found = []
+    for seed in range(count):
+        path, write = [(Path(folder) / f"{seed}.tif", write_tiff), (Path(folder) / f"{seed}.zarr", write_zarr)][seed % 2]
+        if not path.exists():
+            write(Slide(size, seed), path)
+        found.append((str(path), CLASSES.index(Slide(size, seed).label)))
+    return found
