@@ -13,11 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..images import ImageSource
+from ..images import ImageSource, of_array
 from ..region import Box
 
 Key = tuple[str, Box]
@@ -65,6 +66,15 @@ class Ahead:
     def _waited(self, rooms: list[Tensor], copied: Future[torch.cuda.Event]) -> list[Tensor]:
         torch.cuda.current_stream(self.device).wait_event(copied.result())
         return rooms
+
+
+def elsewhere(tensors: Mapping[str, Any], device: torch.device) -> dict[str, ImageSource]:
+    """What is not on the device, each as an image of which boxes are read."""
+    found = {name: t for name, t in tensors.items() if isinstance(t, ImageSource)}
+    if device.type == "cuda":
+        host = {name: t for name, t in tensors.items() if name not in found and t.device.type == "cpu"}
+        found |= {name: of_array(tensor) for name, tensor in host.items()}
+    return found
 
 
 @cache

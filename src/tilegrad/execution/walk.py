@@ -20,23 +20,13 @@ import torch
 from torch import Tensor
 
 from ..errors import InternalError
-from ..images import ImageSource, of_array
-from ..ir import Graph, Kind
+from ..images import ImageSource
+from ..ir import Graph
 from ..ops import Place
 from ..ops.base import Seed
 from ..region import Box
-from ..schedule import (
-    Backward,
-    Exchange,
-    Finish,
-    Free,
-    Island,
-    Move,
-    Run,
-    Storage,
-    Sum,
-)
-from .ahead import Ahead
+from ..schedule import Backward, Exchange, Finish, Free, Island, Move, Run, Storage, Sum
+from .ahead import Ahead, elsewhere
 from .around import around
 from .buffers import Buffers
 from .executor import Executor
@@ -83,8 +73,8 @@ class Pass:
         self.buffers = Buffers(tensors, executor.written)
         self.ranks = Ranks(self, peers) if peers is not None else None
         self.moves = Mover(device)
-        away = {name: source for name, t in tensors.items() if (source := _elsewhere(t, device)) is not None}
-        self.ahead = Ahead(device, away, executor.loads(frozenset(away))) if away and peers is None else None
+        away = {} if peers is not None else elsewhere(tensors, device)
+        self.ahead = Ahead(device, away, executor.loads(frozenset(away))) if away else None
         self.away: set[str] = set()
         self.together: dict[str, tuple[str, ...]] = {}  # gradients that went away in one piece
         self.anchor = torch.zeros((), device=device, requires_grad=True)
@@ -332,8 +322,6 @@ class Pass:
 
     def _storage(self, name: str) -> str:
         """Values between phases and their gradients wait where halos do; what is small or the caller's stays."""
-        if self.graph.value[name].away and self.graph.value[name].kind.computed:
-            return Storage.DISK  # for a rehearsal: it is never here
         between = name not in self.tensors and name not in self.graph.outputs and len(self.graph.shape(name)) > 2
         return self.executor.schedule.storage if between else Storage.DEVICE
 
@@ -390,16 +378,6 @@ class Pass:
 
     def seed_of(self, node: str) -> Seed:
         return seed_of(self.seed, node)
-
-    def kind(self, name: str) -> Kind:
-        return self.graph.value[name].kind
-
-
-def _elsewhere(tensor: Tensor | ImageSource, device: torch.device) -> ImageSource | None:
-    """What is not on the device, as an image of which boxes are read."""
-    if isinstance(tensor, ImageSource):
-        return tensor
-    return of_array(tensor) if tensor.device.type == "cpu" and device.type == "cuda" else None
 
 
 def seed_of(seed: Seed, node: str) -> Seed:

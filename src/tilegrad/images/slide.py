@@ -1,11 +1,15 @@
 """Whole slides of the scanners' vendors, by OpenSlide.
 
-Levels are the slide's own. Where it holds nothing, it has its background's colour. Where a level is not a whole number
-of times smaller than the first, OpenSlide places boxes to the nearest pixel of the first.
+Levels are the slide's own. Where it holds nothing, it has its background's colour.
+
+OpenSlide wants the corner of a box in pixels of the first level. Where that is no whole number of times larger, the
+corner falls between pixels, and what is read depends a little on where the box begins. There blocks are read that begin
+at fixed places, so that a pixel is the same in whatever box it is.
 """
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ import numpy as np
 
 from .base import ImageReader, Slices, check_level
 
+BLOCK = 512
 SUFFIXES = (".svs", ".ndpi", ".mrxs", ".scn", ".vms", ".vmu", ".bif", ".svslide")
 
 
@@ -36,12 +41,23 @@ class SlideReader(ImageReader):
 
     def read(self, box: Slices) -> np.ndarray[Any, Any]:
         rows, columns, channels = box
+        if self.slide.level_downsamples[self.level].is_integer():
+            return self._region(rows, columns)[..., channels]
+        top, left = (part.start // BLOCK * BLOCK for part in (rows, columns))
+        found = np.empty((rows.stop - top, columns.stop - left, 3), np.uint8)
+        for y, x in product(range(top, rows.stop, BLOCK), range(left, columns.stop, BLOCK)):
+            height, width = (min(BLOCK, n - at) for n, at in zip(self.shape, (y, x), strict=False))
+            part = self._region(slice(y, y + height), slice(x, x + width))
+            place = found[y - top : y - top + height, x - left : x - left + width]
+            place[...] = part[: place.shape[0], : place.shape[1]]
+        return found[rows.start - top :, columns.start - left :, channels]
+
+    def _region(self, rows: slice, columns: slice) -> np.ndarray[Any, Any]:
         scale = self.slide.level_downsamples[self.level]
         corner = round(columns.start * scale), round(rows.start * scale)
         size = columns.stop - columns.start, rows.stop - rows.start
         found = np.asarray(self.slide.read_region(corner, self.level, size))
-        seen = found[..., 3:] > 0
-        return np.where(seen, found[..., :3], self.background)[..., channels]
+        return np.where(found[..., 3:] > 0, found[..., :3], self.background)
 
     def source(self) -> Any:
         return self.path

@@ -295,7 +295,11 @@ class ImageSource:
                     hint=f"tilegrad.open({part.opened.name!r}, scale=1/{most}), or scale=1 for 0 to {most} as they are",
                 )
 
-    # What a pass asks of tensors.
+    def requires_grad_(self, wanted: bool = True) -> ImageSource:
+        if wanted:
+            what = "an image that lies elsewhere has no gradient"
+            raise InputError(what, where=self.name, hint="source.read().requires_grad_()")
+        return self
 
     def to(self, device: torch.device) -> Tensor:
         return self.read().to(device)

@@ -5,7 +5,9 @@ What lies there as it is gets mapped into memory; of what is compressed the tile
 
 from __future__ import annotations
 
+import logging
 import mmap
+import threading
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import product
@@ -24,6 +26,28 @@ MARKS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 MOST_RATIO = 1100  # of deflate and its kin
 
 
+class _Complaints(logging.Filter):
+    """What tifffile says of a file that is damaged or cut short, of which it then gives what is left."""
+
+    def __enter__(self) -> _Complaints:
+        self.found, self.thread = list[str](), threading.get_ident()
+        logging.getLogger("tifffile").addFilter(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        logging.getLogger("tifffile").removeFilter(self)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        mine = record.thread == self.thread
+        if mine and (record.levelno >= logging.ERROR or "TiffFileError" in record.getMessage()):
+            self.found.append(record.getMessage())
+        return not mine
+
+    def check(self) -> None:
+        if self.found:
+            raise FormatError(f"the file is damaged, or not all there: {self.found[0]}")
+
+
 class TiffReader(ImageReader):
     name, library = "tiff", "tifffile"
 
@@ -31,8 +55,9 @@ class TiffReader(ImageReader):
         import tifffile
 
         self.path = Path(item)
-        with tifffile.TiffFile(self.path) as file:
+        with _Complaints() as complaints, tifffile.TiffFile(self.path) as file:
             series = file.series[0]
+            complaints.check()
             check_level(level, len(series.levels))
             here = series.levels[level]
             self.levels = tuple(tuple(map(int, each.shape)) for each in series.levels)
@@ -40,22 +65,23 @@ class TiffReader(ImageReader):
             self.pages: list[Any] = list(here.pages)
             if None in self.pages:
                 raise FormatError("a page is missing")
+            ends = [at + n for each in series.levels for p in each.pages if p is not None for at, n in _spans(p)]
             self.key: Any = self.pages[0].keyframe  # what is the same for all of them
             self.tables, self.decode = self.key.jpegtables, self.key.decode
             self.dtype = np.dtype(self.key.dtype).newbyteorder(file.byteorder)
         with open(self.path, "rb") as raw:
             self._bytes = mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ)
-        self._check()
+        self._check(max(ends, default=0))
 
-    def _check(self) -> None:
+    def _check(self, end: int) -> None:
         key, size = self.key, len(self._bytes)
+        if end > size:
+            raise FormatError(f"it ends at byte {size}, and its pixels at {end}")
         if len(self.pages) * prod(key.shape) != prod(self.shape):
             raise FormatError(f"{len(self.pages)} pages of {key.shape} are not {self.shape}")
         for page in self.pages:
-            spans = list(zip(page.dataoffsets, page.databytecounts, strict=True))
-            if not spans or max(at + count for at, count in spans) > size:
-                raise FormatError(f"it ends at byte {size}, before its pixels do")
-            if self.plain and prod(key.shape) * key.dtype.itemsize > spans[0][1] * len(spans):
+            held = sum(count for _, count in _spans(page))
+            if not held or (self.plain and prod(key.shape) * key.dtype.itemsize > held):
                 raise FormatError("its pixels are fewer than its header says")
         if not self.plain:
             check_piece(key.chunks, key.dtype, size, MOST_RATIO)
@@ -129,6 +155,11 @@ class TiffReader(ImageReader):
 
     def source(self) -> Any:
         return self.path
+
+
+def _spans(page: Any) -> Iterator[tuple[int, int]]:
+    """Where a page's tiles or strips begin, and how long they are."""
+    return zip(page.dataoffsets, page.databytecounts, strict=True)
 
 
 class TiffWriter(MappedWriter):

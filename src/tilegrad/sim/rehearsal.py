@@ -166,6 +166,10 @@ class _Stage(Pass):
     def _field(self, name: str) -> Field:
         return Field(self.executor.region[name], Storage.DEVICE)
 
+    def _storage(self, name: str) -> str:
+        value = self.graph.value[name]
+        return Storage.DISK if value.away and value.kind.computed else super()._storage(name)
+
     def read(self, name: str, box: Box) -> Tensor:
         found = super().read(name, box)
         new = name in self.tensors and self.graph.value[name].away and box != self.extent(name)

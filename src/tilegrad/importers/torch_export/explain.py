@@ -67,6 +67,8 @@ def _without_caller(
 
 def _hint(message: str) -> str:
     """What to try, from what torch says; the number of channels is blamed only if it is that."""
+    if "unsigned char" in message or "Byte" in message:
+        return "tilegrad.open(image, scale=1/255): bytes become floats, tile by tile"
     if "channels" in message:
         return "check the number of channels of the input"
     if "size of tensor" in message or "Sizes of tensors must match" in message:
