@@ -39,8 +39,10 @@ from tilegrad.units import format_bytes, format_seconds
 
 SCALE = 1 / 255
 COMMAND = [sys.executable, "-m", "tilegrad.cli"]
-PAGE = "<!doctype html><meta charset=utf-8><title>tilegrad demo</title><style>body{{font:16px sans-serif;max-width:60em;\
+PAGE = (
+    "<!doctype html><meta charset=utf-8><title>tilegrad demo</title><style>body{{font:16px sans-serif;max-width:60em;\
 margin:2em auto}}img{{max-width:48%;margin:.5%}}pre{{background:#f4f4f4;padding:1em;overflow:auto}}</style>{}"
+)
 
 
 class Story:
@@ -72,7 +74,7 @@ class Story:
 def main() -> None:
     parser = argparse.ArgumentParser(description="From slides on disk to a trained model and a map on disk.")
     parser.add_argument("--size", type=int, default=2048)
-    parser.add_argument("--budget", default="96MiB")
+    parser.add_argument("--budget", default="64MiB")
     parser.add_argument("--folder", type=Path, default=Path("demo"))
     parser.add_argument("--large", action="store_true", help="train on 8192² and nothing else")
     args = parser.parse_args()
@@ -112,17 +114,16 @@ def make_slides(story: Story, folder: Path, size: int) -> list[tuple[str, int]]:
 
 def show_plan(story: Story, path: str, budget: str) -> None:
     image = tilegrad.open(path, scale=SCALE)
-    net = resnet18(classes=2, width=0.25)
-    graph = tilegrad.capture(net.eval(), tuple(image.shape))
+    net = resnet18(classes=2, width=0.25).eval()  # batch norms with their running statistics
+    graph = tilegrad.capture(net, tuple(image.shape))
     story.title("2. What it needs")
     whole = sum(graph.type(n.outputs[0]).bytes for n in graph.nodes)
     lines = [f"{'mode':<10}{'work against untiled':>22}{'largest working set':>22}   of {format_bytes(whole)}"]
     for mode in reversed(MODES):
         tiling = tile_graph(graph, mode, {"h": 8, "w": 8})
         lines.append(f"{mode:<10}{work(tiling):>22.2f}{format_bytes(largest_working_set(tiling)):>22}")
-    net.train()
     plain = tilegrad.tile(net, mode="none").plan_for(tuple(image.shape)).schedule.predicted["total_bytes"]
-    plan = str(tilegrad.tile(net, budget=budget, halos="disk").plan_for(image)).splitlines()
+    plan = str(tilegrad.tile(net, budget=budget).plan_for(image)).splitlines()
     story.say(*lines)
     story.say(f"a training step, plain: {format_bytes(plain)} (predicted); in {budget}:", plan[0], "…", *plan[-5:])
 
@@ -133,8 +134,8 @@ def train_killed_and_resumed(story: Story, folder: Path, slides: Sequence[tuple[
     (folder / "slides.csv").write_text("\n".join(["image,label", *rows]))
     (folder / "alike.toml").write_text(
         f'train = "slides.csv"\nout = "alike"\nmodel = "resnet18(classes=2, width=0.25)"\nscale = {SCALE}\n'
-        f'budget = "{budget}"\nhalos = "disk"\nepochs = 2\noptimizer = "SGD(lr=0.01, momentum=0.9)"\nflips = true\n'
-        "checkpoint_steps = 2\n"
+        f'budget = "{budget}"\nepochs = 2\noptimizer = "SGD(lr=0.01, momentum=0.9)"\nflips = true\n'
+        "checkpoint_steps = 2\nfrozen_norms = true  # one slide is no batch\n"
     )
     command = [*COMMAND, "train", str(folder / "alike.toml")]
     running = subprocess.Popen(command, stdout=subprocess.DEVNULL)

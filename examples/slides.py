@@ -128,7 +128,9 @@ def make_set(folder: str | Path, size: int, count: int) -> list[tuple[str, int]]
     Path(folder).mkdir(parents=True, exist_ok=True)
     found = []
     for seed in range(count):
-        path, write = [(Path(folder) / f"{seed}.tif", write_tiff), (Path(folder) / f"{seed}.zarr", write_zarr)][seed % 2]
+        path, write = [(Path(folder) / f"{seed}.tif", write_tiff), (Path(folder) / f"{seed}.zarr", write_zarr)][
+            seed % 2
+        ]
         if not path.exists():
             write(Slide(size, seed), path)
         found.append((str(path), CLASSES.index(Slide(size, seed).label)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+from tilegrad.cli import main
 from tilegrad.errors import InputError
 from tilegrad.recipe import Recipe, parse_recipe
 from tilegrad.training.config import load_config, make, make_config, parse_value
+from tilegrad.training.metrics import MetricLog
 
 GIVEN = {"train": "a.csv", "model": "resnet18"}
 
@@ -26,7 +29,9 @@ def test_recipes() -> None:
     )
 
 
-@pytest.mark.parametrize("given", ["", "SGD(lr=)", "SGD(lr=0.1, 2)", "SGD(lr=open)", 3, {"lr": 1}, "SGD(lr=1, )) + (f(b=2))"])
+@pytest.mark.parametrize(
+    "given", ["", "SGD(lr=)", "SGD(lr=0.1, 2)", "SGD(lr=open)", 3, {"lr": 1}, "SGD(lr=1, )) + (f(b=2))"]
+)
 def test_what_is_no_recipe(given: Any) -> None:
     with pytest.raises(InputError, match="a name with options"):
         parse_recipe(given)
@@ -95,3 +100,18 @@ def test_torch_by_name() -> None:
         assert hint in str(caught.value)
     with pytest.raises(InputError, match=r"SGD\(speed=1\) cannot be made.*speed"):
         make(Recipe("SGD", {"speed": 1}), torch.optim, torch.optim.Optimizer, "optimizer", weights)
+
+
+def test_the_command_that_was(capsys: pytest.CaptureFixture[str]) -> None:
+    """`tilegrad train MODEL` says in one line what to write instead."""
+    for words in (["resnet18", "--input", "1x3x64x64", "--steps", "3", "--json"], ["resnet18"], ["net.py:make"]):
+        assert main(["train", *words]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"tilegrad record {words[0]} …" in line
+
+
+def test_no_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(InputError, match="tensorboard is not installed") as caught:
+        MetricLog(tmp_path, 0, 0, tensorboard=True)
+    assert "pip install 'tilegrad[tensorboard]'" in str(caught.value)

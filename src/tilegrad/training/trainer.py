@@ -111,7 +111,7 @@ class Trainer:
             except KeyboardInterrupt:
                 self._checkpoint()
                 raise Stopped(self.interrupts.signal) from None
-            except TilegradError:
+            except Exception:
                 self._checkpoint()
                 raise
             finally:
