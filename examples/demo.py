@@ -134,7 +134,7 @@ def train_killed_and_resumed(story: Story, folder: Path, slides: Sequence[tuple[
     (folder / "slides.csv").write_text("\n".join(["image,label", *rows]))
     (folder / "alike.toml").write_text(
         f'train = "slides.csv"\nout = "alike"\nmodel = "resnet18(classes=2, width=0.25)"\nscale = {SCALE}\n'
-        f'budget = "{budget}"\nepochs = 2\noptimizer = "SGD(lr=0.01, momentum=0.9)"\nflips = true\n'
+        f'budget = "{budget}"\nepochs = 2\noptimizer = "SGD(lr=0.0003)"\nflips = true\nmean = 0.7\n'
         "checkpoint_steps = 2\nfrozen_norms = true  # one slide is no batch\n"
     )
     command = [*COMMAND, "train", str(folder / "alike.toml")]

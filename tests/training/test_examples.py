@@ -1,4 +1,4 @@
-"""The examples run as they are, and frameworks change nothing: the same model on the same slides has the same losses."""
+"""The examples run as they are, and frameworks change nothing: the same model on the same slides has equal losses."""
 
 from __future__ import annotations
 
