@@ -69,13 +69,13 @@ class Watch:
                 watch.read_s += time.thread_time() - begin
             return found
 
-        Opened.read = timed  # type: ignore[method-assign]
+        setattr(Opened, "read", timed)  # noqa: B010 - mypy would not have it
         self._thread = threading.Thread(target=self._look)
         self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        Opened.read = self._read  # type: ignore[method-assign]
+        setattr(Opened, "read", self._read)  # noqa: B010
         self._end.set()
         self._thread.join()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import methods  # noqa: E402
 import nets  # noqa: E402
 import peers  # noqa: E402
 import regret  # noqa: E402
+import slide  # noqa: E402
 import tables  # noqa: E402
 from measure import step  # noqa: E402
 
@@ -139,3 +141,12 @@ def test_the_tables_are_what_was_measured(page: Path) -> None:
     text = page.read_text()
     assert tables.with_tables(text) == text, "python bench/tables.py"
     assert {name.rpartition("_")[2] for _, name, _, _ in tables.MARKED.findall(text)} <= set(tables.TABLES)
+
+
+def test_slide(results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("TILEGRAD_MALLOC", "")
+    monkeypatch.setattr(tempfile, "tempdir", str(results))
+    threads = str(torch.get_num_threads())
+    slide.main(["--size", "512", "--width", "0.125", "--budget", "8MiB", "--check", "128", "--threads", threads])
+    said = capsys.readouterr().out
+    assert "in all" in said and float(said.rpartition("off by ")[2]) < 1e-12

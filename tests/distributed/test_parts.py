@@ -9,6 +9,7 @@ import pytest
 import torch
 from ranks import MeshSpec, Pool, mesh_of
 
+import tilegrad
 from tilegrad.testing import integer_tensor
 
 MESHES = [mesh_of(h=1), mesh_of(h=3), mesh_of(h=2, w=2), mesh_of(batch=2, w=2), mesh_of(w=2, h=2, ranks=(2, 0, 3, 1))]
@@ -67,6 +68,15 @@ def test_of_a_file_each_rank_reads_its_own_box(pool: Pool, tmp_path: Path) -> No
     for box, _, local, whole in pool.run(mesh_of(h=2, w=2), "cut_file", str(path)):
         assert np.array_equal(local.numpy(), image[box.slices])
         assert np.array_equal(whole.numpy(), image)
+
+
+def test_of_an_image_each_rank_reads_its_own_box(pool: Pool, tmp_path: Path) -> None:
+    """Opened here, sent to the ranks, and opened again there."""
+    np.save(tmp_path / "image.npy", np.random.default_rng(0).integers(0, 255, (13, 10, 3), dtype=np.uint8))
+    source = tilegrad.open(tmp_path / "image.npy", scale=1 / 255).rot90()
+    seen = source.read()
+    for box, _, local, whole in pool.run(mesh_of(h=2, w=2), "cut", (source, {})):
+        assert torch.equal(local, seen[box.slices]) and torch.equal(whole, seen)
 
 
 @every_mesh

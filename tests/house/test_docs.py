@@ -24,6 +24,7 @@ import pytest
 
 from tilegrad.cli import _parser
 from tilegrad.execution.stores import stores
+from tilegrad.images import formats
 from tilegrad.kernels import kernels
 from tilegrad.ops import registered, registry
 
@@ -63,14 +64,15 @@ def execute(block: Block, page: Path, names: dict[str, Any]) -> None:
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    """A page's namespace. Operators, stores and kernels that it adds are gone with it."""
-    registered(), stores(), kernels()  # all of ours first
+    """A page's namespace. Operators, stores, formats and kernels that it adds are gone with it."""
+    registered(), stores(), kernels(), formats()  # all of ours first
     monkeypatch.setattr(registry, "_OPS", dict(registry._OPS))
     found: dict[str, Any] = {"__name__": "page"}
     yield found
     found.clear()
     stores.cache_clear()
     kernels.cache_clear()
+    formats.cache_clear()
     gc.collect()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 from pathlib import Path
@@ -152,6 +153,15 @@ def test_workers_carry_them(tmp_path: Path) -> None:
     loader = DataLoader(slides, batch_size=2, num_workers=1, collate_fn=batch, multiprocessing_context=context)
     found = torch.cat([each.read() for each in loader])
     assert torch.equal(found, torch.cat([slides[at].read() for at in range(4)]))
+
+
+def test_a_forked_process_opens_a_slide_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes must not share a place in one open file."""
+    source = tilegrad.open(FORMATS["slide"](tmp_path, picture()), dtype=torch.uint8)
+    reader: Any = source.parts[0].opened.reader
+    before, seen = reader.slide, source.read()
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    assert torch.equal(source.read(), seen) and reader.slide is not before
 
 
 def test_axes() -> None:

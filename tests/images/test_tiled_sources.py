@@ -28,6 +28,7 @@ PLANS: list[dict[str, Any]] = [
     {"budget": "8MiB", "planner": "recompute"},
     {"tile": 32, "planner": "keep"},
     {"mode": "none"},
+    {"tile": 32, "compile": {"backend": "aot_eager"}},
 ]
 
 

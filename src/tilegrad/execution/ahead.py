@@ -10,6 +10,7 @@ Rule A2  What is asked for in another order than expected is read when it is ask
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
@@ -80,3 +81,7 @@ def elsewhere(tensors: Mapping[str, Any], device: torch.device) -> dict[str, Ima
 @cache
 def _workers() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(2, "tilegrad-ahead")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_workers.cache_clear)  # there are no threads in a child

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from ..errors import InputError
+from ..errors import FormatError, InputError
 from ..region import Interval
 from .opened import Opened
-from .source import Side
+from .source import ImageSide
 
 LETTERS = {"n": "n", "b": "n", "c": "c", "s": "c", "d": "d", "z": "d", "h": "h", "y": "h", "w": "w", "x": "w"}
 FEW = 4  # channels of an array whose axes have no names
 
 
-def sides_of(opened: Opened, given: str | None) -> tuple[Side, ...]:
+def sides_of(opened: Opened, given: str | None) -> tuple[ImageSide, ...]:
     """`given`: a letter for each axis, as the caller has them."""
     shape = opened.shape
+    if 0 in shape:
+        raise FormatError(f"it is empty: {shape}", where=opened.name)
     letters = (given or opened.reader.axes or _usual(shape, opened.name)).lower()
     if len(letters) != len(shape):
         raise InputError(f"the axes '{letters}' are not the {len(shape)} of {shape}", where=opened.name)
@@ -33,9 +35,8 @@ def sides_of(opened: Opened, given: str | None) -> tuple[Side, ...]:
         raise InputError(f"the axes '{letters}' have no {' and no '.join(missing)}", where=opened.name)
     flat = given is None and "d" in found and shape[found["d"]] == 1
     dims = "nchw" if "d" not in found or flat else "ncdhw"
-    return tuple(
-        Side(found[dim], Interval(0, shape[found[dim]])) if dim in found else Side(None, Interval(0, 1)) for dim in dims
-    )
+    places = [(found.get(dim), shape[found[dim]] if dim in found else 1) for dim in dims]
+    return tuple(ImageSide(axis, Interval(0, count)) for axis, count in places)
 
 
 def _usual(shape: tuple[int, ...], name: str) -> str:

@@ -39,8 +39,6 @@ class Opened:
             with installed(kind.name, kind.library):
                 self.reader = kind(self.item, level)
             self.dtype = _torch_type(self.reader)
-            if 0 in self.reader.shape:
-                raise FormatError(f"it is empty: {self.reader.shape}")
 
     @property
     def is_tensor(self) -> bool:

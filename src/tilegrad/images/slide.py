@@ -9,6 +9,7 @@ at fixed places, so that a pixel is the same in whatever box it is.
 
 from __future__ import annotations
 
+import os
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,8 @@ class SlideReader(ImageReader):
     def __init__(self, item: Any, level: int):
         import openslide
 
-        self.path, self.level = Path(item), level
-        self.slide = openslide.OpenSlide(self.path)
+        self.path, self.level, self._open = Path(item), level, openslide.OpenSlide
+        self.slide, self._process = self._open(self.path), os.getpid()
         check_level(level, self.slide.level_count)
         self.levels = tuple((height, width, 3) for width, height in self.slide.level_dimensions)
         self.shape, self.dtype = self.levels[level], np.dtype(np.uint8)
@@ -53,6 +54,8 @@ class SlideReader(ImageReader):
         return found[rows.start - top :, columns.start - left :, channels]
 
     def _region(self, rows: slice, columns: slice) -> np.ndarray[Any, Any]:
+        if self._process != os.getpid():  # forked: two processes would share a place in one open file
+            self.slide, self._process = self._open(self.path), os.getpid()
         scale = self.slide.level_downsamples[self.level]
         corner = round(columns.start * scale), round(rows.start * scale)
         size = columns.stop - columns.start, rows.stop - rows.start

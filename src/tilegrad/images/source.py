@@ -30,7 +30,7 @@ Colour = tuple[str, Tensor | float]
 
 
 @dataclass(frozen=True)
-class Side:
+class ImageSide:
     """One dimension: which axis of what is stored it is (None: none, it has one entry), and which part of it."""
 
     axis: int | None
@@ -43,7 +43,7 @@ class Side:
             return Interval(self.part.hi - wanted.hi, self.part.hi - wanted.lo)
         return wanted.shift(self.part.lo)
 
-    def cut(self, wanted: Interval) -> Side:
+    def cut(self, wanted: Interval) -> ImageSide:
         return replace(self, part=self.stored(wanted))
 
 
@@ -52,7 +52,7 @@ class Picture:
     """A file or array, the part of it that is looked at, and its colours."""
 
     opened: Opened
-    sides: tuple[Side, ...]
+    sides: tuple[ImageSide, ...]
     colours: tuple[Colour, ...] = ()
 
     @property
@@ -321,7 +321,7 @@ def batch(sources: Sequence[ImageSource]) -> ImageSource:
 def of_array(item: Any) -> ImageSource:
     """An array as it is, whatever its dimensions mean: its boxes are read when they are needed."""
     opened = Opened(item)
-    sides = tuple(Side(axis, Interval(0, n)) for axis, n in enumerate(opened.shape))
+    sides = tuple(ImageSide(axis, Interval(0, n)) for axis, n in enumerate(opened.shape))
     return ImageSource((Picture(opened, sides),), opened.dtype)
 
 
