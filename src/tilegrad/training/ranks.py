@@ -16,7 +16,7 @@ from ..errors import InputError
 from ..modules.tiled import tile
 
 
-class Ranks:
+class TrainingRanks:
     """`sizes`: ranks along each axis, or None for one process."""
 
     def __init__(self, sizes: Mapping[str, int] | None, device: str):

@@ -30,7 +30,7 @@ from .gauge import Gauge
 from .interrupts import Interrupts
 from .metrics import MetricLog, scores
 from .objective import Objective
-from .ranks import Ranks
+from .ranks import TrainingRanks
 from .reader import Example, Reader, together, unreadable
 from .samples import Labelled, check_labels, class_names, fingerprint, read_samples, split
 
@@ -64,7 +64,7 @@ class Trainer:
 
     def __init__(self, config: TrainingConfig, net: nn.Module, say: Callable[[str], None] = _log.info):
         self.config, self.say, self.folder = config, say, Path(config.out)
-        self.ranks = Ranks(config.mesh, config.device)
+        self.ranks = TrainingRanks(config.mesh, config.device)
         self.samples, self.held_back = _samples(config)
         shared = self.held_back if isinstance(config.validate, float) else []
         self.classes = config.classes or class_names([*self.samples, *shared])
