@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
+from functools import partial
 from pathlib import Path
 
 from ..errors import InputError
@@ -35,16 +35,14 @@ def run(args: argparse.Namespace) -> int:
     given = load_config(file) if file else {}
     flags = {key.name: getattr(args, key.name) for key in keys() if getattr(args, key.name) is not None}
     config = make_config(given | {name: parse_value(text) for name, text in flags.items()}, args.config or "the flags")
-    logging.getLogger("tilegrad").setLevel(logging.INFO)
     seed_all(config.seed)
-    trainer = Trainer(config, load_model(str(config.model), train=True), print)
+    trainer = Trainer(config, load_model(str(config.model), train=True), partial(print, flush=True))
     try:
         at = trainer.run(resume=args.resume)
     except Stopped as stopped:
         where = trainer.folder / LAST
         print(f"interrupted; step {trainer.at.step} is in {where}; go on with --resume", file=sys.stderr)
         return 128 + stopped.signal
-    print(
-        f"{at.step} steps; {trainer.folder / LAST}" + ("" if at.best is None else f"; best {config.best} {at.best:.4g}")
-    )
+    best = "" if at.best is None else f"; best {config.best} {at.best:.4g}"
+    trainer.say(f"{at.step} steps; {trainer.folder / LAST}{best}")
     return 0

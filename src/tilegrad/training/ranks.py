@@ -55,6 +55,10 @@ class TrainingRanks:
 
         return tuple(part(array, self.mesh) for array in arrays)
 
+    def wait(self) -> None:
+        if self.mesh is not None:
+            dist.barrier()
+
     def close(self) -> None:
         if self.mesh is not None:
             from ..distributed import close

@@ -63,8 +63,9 @@ class Trainer:
     """Trains `net` as `config` says. `say` gets a line for each epoch and for what went wrong."""
 
     def __init__(self, config: TrainingConfig, net: nn.Module, say: Callable[[str], None] = _log.info):
-        self.config, self.say, self.folder = config, say, Path(config.out)
+        self.config, self.folder = config, Path(config.out)
         self.ranks = TrainingRanks(config.mesh, config.device)
+        self.say = say if self.ranks.first else _log.debug
         self.samples, self.held_back = _samples(config)
         shared = self.held_back if isinstance(config.validate, float) else []
         self.classes = config.classes or class_names([*self.samples, *shared])
@@ -99,6 +100,7 @@ class Trainer:
         if self.ranks.first:
             remove_drafts(self.folder)
         begin = self._load() if resume else self._fresh()
+        self.ranks.wait()  # nobody writes before all have looked
         self.log = MetricLog(self.folder, begin, self.at.step, tensorboard=self.config.tensorboard, on=self.ranks.first)
         steps = -(-len(self.samples) // self._per_step)
         with Interrupts(together=self.ranks.many) as self.interrupts, Progress("training") as self.progress:
