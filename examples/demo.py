@@ -197,9 +197,9 @@ def draw_map(story: Story, folder: Path, path: str, budget: str) -> None:
         dim[there, channel] = 255
     story.picture(dim, "the map: stripes in rows red, in columns blue")
     truth = Slide(image.shape[-1], 0).mask()
-    right = [float(((said_there == k) & (truth == k)).sum() / ((said_there == k) | (truth == k)).sum()) for k in (1, 2)]
-    marks = [name for name, k in (("rows", 1), ("columns", 2)) if (truth == k).any()]
-    story.say(f"of the marks ({', '.join(marks)}): intersection over union {max(right):.2f}")
+    for k in set(truth[truth > 0].tolist()):
+        both, either = ((said_there == k) & (truth == k)).sum(), ((said_there == k) | (truth == k)).sum()
+        story.say(f"stripes in {TEXTURES[k]}: intersection over union {both / either:.2f}")
 
 
 def large(folder: Path) -> None:
