@@ -108,14 +108,15 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=1024)
     parser.add_argument("--budget", default="80MiB")
     parser.add_argument("--slides", type=int, default=128)
-    parser.add_argument("--updates", type=int, default=400)
+    parser.add_argument("--test", type=int, default=60, help="new slides")
+    parser.add_argument("--updates", type=int, default=300)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--verbose", action="store_true")
     parser.add_argument("--json", metavar="PATH")
     args = parser.parse_args()
-    learn, test = Slides(args.size, args.slides, 0), Slides(args.size, 100, 100_000)
+    learn, test = Slides(args.size, args.slides, 0), Slides(args.size, args.test, 100_000)
     found: dict[str, object] = vars(args) | {}
     for way in ("whole", "patches"):
         torch.manual_seed(args.seed)
@@ -133,7 +134,7 @@ def main() -> None:
         seconds = time.perf_counter() - began
         found[way] = accuracy(run, test, patches=way == "patches")
         print(
-            f"{way:<8} {args.updates} updates, {seconds:.0f} s: {found[way]:.0%} of 100 new slides are right",
+            f"{way:<8} {args.updates} updates, {seconds:.0f} s: {found[way]:.0%} of {args.test} new slides are right",
             flush=True,
         )
     if args.json:
