@@ -24,6 +24,7 @@ from .slide import SUFFIXES as SLIDES
 
 MARKS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 MOST_RATIO = 1100  # of deflate and its kin
+MOST_GROWTH, HEADERS = 2, 1 << 16  # what a codec may add to what it cannot make smaller
 
 
 class _Complaints(logging.Filter):
@@ -141,6 +142,8 @@ class TiffReader(ImageReader):
         start, count = page.dataoffsets[index], page.databytecounts[index]
         if not count:
             return  # a tile that holds nothing
+        if count > MOST_GROWTH * prod(self.key.chunks) * self.key.dtype.itemsize + HEADERS:
+            raise FormatError(f"a piece of {count} bytes is more than its pixels could be")
         piece, place, _ = self.decode(self._bytes[start : start + count], index, jpegtables=self.tables)
         if piece is None:
             return

@@ -144,7 +144,7 @@ def _seconds(about: dict[str, Any]) -> float | None:
 
 
 def _quote(name: str) -> str:
-    return name if _PLAIN.fullmatch(name) and name not in ("in", "reads") else json.dumps(name)
+    return name if _PLAIN.fullmatch(name) and name not in ("in", "reads", "away") else json.dumps(name)
 
 
 def _unquote(text: str) -> str:

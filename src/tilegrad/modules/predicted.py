@@ -6,7 +6,8 @@ so is everything where the plan is to run plain. What is written is the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
+from ..execution.walk import Sink
 from ..images.written import Written, written
 from ..importers import LOCK, Captured, device_of, fill
+from ..progress import Progress, tick
 from ..region import Box, Interval
 from ..torch_private import pytree
 from .calls import ModuleCall
@@ -72,19 +75,20 @@ class _Change:
             tile, box = tile.argmax(1, keepdim=True), Box((box[0], Interval(0, 1), *box[2:]))
         file.write(box, tile if self.dtype is None else tile.to(self.dtype))
 
-    def to(self, file: Written) -> Callable[[Box, Tensor], None]:
+    def to(self, file: Written) -> Sink:
         return lambda box, tile: self.write(file, box, tile)
 
 
 def _run_tiles(module: TiledModule, runner: Runner, call: ModuleCall, places: Places, change: _Change) -> None:
-    graph, sinks = runner.engine.graph, dict[str, list[Callable[[Box, Tensor], None]]]()
+    graph, sinks = runner.engine.graph, dict[str, list[Sink]]()
     for file, at in places:
         name = graph.outputs[at]
         change.begin(file, graph.shape(name), getattr(torch, graph.type(name).dtype))
         sinks.setdefault(name, []).append(change.to(file))
     away = {name: _all(each) for name, each in sinks.items() if graph.value[name].away}
-    found = runner.stream(runner.captured.bind(call.flat), away)
-    whole = iter(found)
+    with Progress("predicting") as progress:
+        shown = _shown(away, sum(prod(graph.shape(name)) for name in away), progress)
+        whole = iter(runner.stream(runner.captured.bind(call.flat), shown))
     for name in graph.outputs:
         if name not in away:
             tensor = next(whole)
@@ -102,7 +106,24 @@ def _run_plain(module: TiledModule, runner: Runner, call: ModuleCall, places: Pl
         change.write(file, Box.full(found[at].shape), found[at])
 
 
-def _all(writes: Sequence[Callable[[Box, Tensor], None]]) -> Callable[[Box, Tensor], None]:
+def _shown(sinks: Mapping[str, Sink], total: int, progress: Progress) -> dict[str, Sink]:
+    """What is written moves the bar."""
+    done = 0
+
+    def shown(sink: Sink) -> Sink:
+        def write(box: Box, tile: Tensor) -> None:
+            nonlocal done
+            sink(box, tile)
+            done += box.volume
+            progress.tell(f"{done / total:.0%}", done, total)
+            tick()
+
+        return write
+
+    return {name: shown(sink) for name, sink in sinks.items()}
+
+
+def _all(writes: Sequence[Sink]) -> Sink:
     def write(box: Box, tile: Tensor) -> None:
         for each in writes:
             each(box, tile)
