@@ -11,9 +11,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "examples")]
 
-import far  # noqa: E402
 from slides import CLASSES, RADIUS, Slide, make_set  # noqa: E402
 
+import far  # noqa: E402
 import tilegrad  # noqa: E402
 
 
