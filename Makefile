@@ -1,8 +1,8 @@
-# The only commands to know: make demo, make test, make check.
+# The only commands to know: make demo, make test, make check. make demo-large trains on 8192² in 2 GiB.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check clean
+.PHONY: demo demo-large test check clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -12,6 +12,9 @@ BIN := .venv/bin
 
 demo: .venv/ready
 	$(BIN)/python examples/demo.py
+
+demo-large: .venv/ready
+	$(BIN)/python examples/demo.py --large
 
 test: .venv/ready
 	$(BIN)/python -m pytest -n 2

@@ -44,6 +44,8 @@ def whole_file(path: str | Path, what: str = "the file", hint: str | None = None
         draft = target.with_name(f".tilegrad-{secrets.token_hex(8)}.tmp")
         with open(draft, "xb") as file:
             yield file
+            file.flush()
+            os.fsync(file.fileno())  # so that a crash never leaves the name with half the bytes
         os.replace(draft, target)
     except TilegradError:  # ours, or of whoever makes the bytes
         raise

@@ -23,6 +23,7 @@ GROUND = {
     "files",
     "lazy",
     "progress",
+    "recipe",
     "torch_private",
     "__init__",
     "__version__",

@@ -1,6 +1,6 @@
 """The command `tilegrad`: one file per subcommand, imported when it is called.
 
-Exit codes: 0 done, 1 the answer is no (a verification that differs), 2 bad input, 130 interrupted.
+Exit codes: 0 done, 1 the answer is no (a verification that differs), 2 bad input, 130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ COMMANDS = {
     "tiles": "show a network's tiles: boxes, halos and redundancy",
     "plan": "plan a training step inside a memory budget",
     "verify": "compare a tiled training step with plain PyTorch",
-    "train": "train for some steps inside a memory budget, and see where time and memory go",
+    "train": "train a network on images on disk, inside a memory budget",
+    "record": "some steps on random images inside a memory budget: where time and memory go",
     "predict": "run a model on an image on disk, and write what it gives to a file",
     "analyze": "where time and memory go: profiles, traces and memory snapshots",
     "compare": "two profiles or two plans, side by side",

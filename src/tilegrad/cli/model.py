@@ -9,6 +9,7 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import nn
 
 from ..errors import ModelError
 from ..models import NETWORKS
+from ..recipe import parse_recipe
 from ..units import parse_sizes
 
 MODEL_HELP = f"file.py:factory, package.module:factory, or one of: {', '.join(NETWORKS)}"
@@ -42,7 +44,8 @@ def tile_sizes(text: str | None) -> int | tuple[int, ...] | None:
 
 def load_model(text: str, *, train: bool = False, weights: bool = True) -> nn.Module:
     """Build the model. Without `weights` it is made on the meta device, so that its size costs nothing."""
-    factory = _find_factory(text)
+    recipe = parse_recipe(text)
+    factory = partial(_find_factory(recipe.name), **recipe.options)
     try:
         module = factory() if weights else _without_weights(factory)
     except Exception as error:  # the user's own code

@@ -1,163 +1,48 @@
-"""`tilegrad train`: some steps on random images in a memory budget: does it fit, how fast is it, where does time go?
-
-A trial of a model and a budget, not a training loop of its own: the same batch every step, so that the loss must fall.
-"""
+"""`tilegrad train`: a network learns from images on disk, as a TOML file or flags of the same names say."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import time
-from dataclasses import asdict, dataclass
-from math import isfinite
-from typing import Any
-
-import torch
-from torch import Tensor, nn
+import sys
+from functools import partial
+from pathlib import Path
 
 from ..errors import InputError
-from ..modules.tiled import Plan, TiledModule, tile
-from ..profile import Profile
-from ..recording.record import record
-from ..report.html import save_page
-from ..report.page import Column, Drawn, Fact, Page, Table
-from ..report.terminal import make_table
-from ..sim.peak import PeakBytes
-from ..torch_private import pytree
-from ..units import format_bytes, format_seconds, format_sizes, parse_budget
-from .console import make_console
-from .model import add_model_arguments, input_shapes, load_model, tile_sizes
+from ..training import Stopped, Trainer, keys, load_config, make_config, parse_value
+from ..training.checkpoint import LAST, seed_all
+from .model import load_model
 
-OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
-
-
-@dataclass(frozen=True)
-class TrainStep:
-    loss: float
-    seconds: float
-    peak_bytes: int
+FORMER = ("input", "tile", "steps", "lr", "json", "html")  # of what `tilegrad record` is now
 
 
 def register(parser: argparse.ArgumentParser) -> None:
-    add_model_arguments(parser)
-    parser.add_argument("--budget", metavar="2GiB", help="memory for a step, without the optimizer's state")
-    parser.add_argument("--tile", metavar="128", help="elements of the input per tile, instead of a budget")
-    parser.add_argument("--steps", type=int, default=3, help="how many (default: 3)")
-    parser.add_argument("--optimizer", choices=tuple(OPTIMIZERS), default="sgd", help="(default: sgd)")
-    parser.add_argument("--lr", type=float, default=1e-3, help="learning rate (default: 0.001)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to train (default: cpu)")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and images")
-    parser.add_argument("--json", action="store_true", help="JSON on standard output")
-    parser.add_argument("--html", metavar="PATH", help="a report; the last step is then recorded")
-    parser.set_defaults(run=run, train=True)
+    parser.add_argument("config", nargs="?", metavar="CONFIG.toml", help="the keys below; a flag goes before the file")
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint, as if never stopped")
+    for key in keys():
+        parser.add_argument(f"--{key.name.replace('_', '-')}", metavar="…", help=key.metadata["help"])
+    for name in FORMER:
+        parser.add_argument(f"--{name}", nargs="*", help=argparse.SUPPRESS)
+    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.steps < 1:
-        raise InputError(f"{args.steps} steps are not possible", hint="--steps 3")
-    if args.tile is not None and args.budget is not None:
-        raise InputError("give --tile or --budget, not both", hint="--budget 2GiB")
-    if not (isfinite(args.lr) and args.lr >= 0):
-        raise InputError(f"a learning rate of {args.lr} is not possible", hint="--lr 0.001")
-    if args.device == "cuda" and not torch.cuda.is_available():
-        raise InputError("there is no CUDA device here", hint="--device cpu")
-    shapes = input_shapes(args)
-    torch.manual_seed(args.seed)
-    module = load_model(args.model, train=True).to(args.device)
-    if not any(p.requires_grad for p in module.parameters()):
-        raise InputError("the model has no parameters: there is nothing to train", where=args.model)
-    inputs = [torch.randn(shape, device=args.device) for shape in shapes]
-    tiled, plan = _tiled(module, inputs, args)
-    steps, profile = _train(tiled, inputs, args)
-    title = f"{args.model} on {', '.join(map(format_sizes, shapes))}"
-    if args.html:
-        save_page(_page(title, steps, profile, plan, args), args.html)
-    if args.json:
-        found = {"schema": 1, "steps": [_step_json(s) for s in steps], "plan": plan and plan.to_json()}
-        print(json.dumps(found, allow_nan=False))
-    else:
-        _print(title, steps, plan)
+    file = Path(args.config) if args.config else None
+    if any(getattr(args, name) is not None for name in FORMER) or (
+        file and file.suffix != ".toml" and not file.is_file()
+    ):
+        what = f"steps on random images are another command now: tilegrad record {args.config or 'MODEL'} …"
+        raise InputError(what)
+    given = load_config(file) if file else {}
+    flags = {key.name: getattr(args, key.name) for key in keys() if getattr(args, key.name) is not None}
+    config = make_config(given | {name: parse_value(text) for name, text in flags.items()}, args.config or "the flags")
+    seed_all(config.seed)
+    trainer = Trainer(config, load_model(str(config.model), train=True), partial(print, flush=True))
+    try:
+        at = trainer.run(resume=args.resume)
+    except Stopped as stopped:
+        where = trainer.folder / LAST
+        print(f"interrupted; step {trainer.at.step} is in {where}; go on with --resume", file=sys.stderr)
+        return 128 + stopped.signal
+    best = "" if at.best is None else f"; best {config.best} {at.best:.4g}"
+    trainer.say(f"{at.step} steps; {trainer.folder / LAST}{best}")
     return 0
-
-
-def _tiled(module: nn.Module, inputs: list[Tensor], args: argparse.Namespace) -> tuple[nn.Module, Plan | None]:
-    if args.tile is None and args.budget is None:
-        return module, None
-    found: TiledModule = tile(module, budget=args.budget, tile=tile_sizes(args.tile))
-    found.plan_for(*inputs)  # so that planning is not part of the first step
-    return found, found.plan
-
-
-def _train(module: nn.Module, inputs: list[Tensor], args: argparse.Namespace) -> tuple[list[TrainStep], Profile | None]:
-    optimizer = OPTIMIZERS[args.optimizer](module.parameters(), lr=args.lr)
-    steps, profile = [], None
-    for at in range(args.steps):
-        if args.html and at == args.steps - 1:
-            with record(args.model) as recorder:
-                step = _step(module, inputs, optimizer, args.device)
-            profile = recorder.profile
-        else:
-            step = _step(module, inputs, optimizer, args.device)
-        steps.append(step)
-    return steps, profile
-
-
-def _step(module: nn.Module, inputs: list[Tensor], optimizer: torch.optim.Optimizer, device: str) -> TrainStep:
-    optimizer.zero_grad(set_to_none=True)
-    begin = time.perf_counter()
-    with PeakBytes(device) as peak:
-        loss = _loss(module(*inputs))
-        torch.autograd.backward(loss)
-    optimizer.step()
-    value = float(loss.detach())  # waits for the device
-    return TrainStep(value, time.perf_counter() - begin, peak.bytes)
-
-
-def _step_json(step: TrainStep) -> dict[str, Any]:
-    """JSON has no NaN: a loss that is not finite is null."""
-    return asdict(step) | {"loss": step.loss if isfinite(step.loss) else None}
-
-
-def _loss(outputs: Any) -> Tensor:
-    """The model's own loss where it gives a number; else how far its outputs are from zero."""
-    tensors = [t for t in pytree.tree_leaves(outputs) if isinstance(t, Tensor) and t.requires_grad]
-    if not tensors:
-        raise InputError("the model's output has no gradient: there is nothing to train")
-    if len(tensors) == 1 and tensors[0].numel() == 1:
-        return tensors[0].reshape(())
-    return torch.stack([t.float().square().mean() for t in tensors]).sum()
-
-
-def _print(title: str, steps: list[TrainStep], plan: Plan | None) -> None:
-    console = make_console()
-    table = make_table(title, ("step", "loss", "time", "peak of the step"))
-    for at, step in enumerate(steps, start=1):
-        table.add_row(str(at), f"{step.loss:.6g}", format_seconds(step.seconds), format_bytes(step.peak_bytes))
-    console.print(table)
-    if plan is not None:
-        console.print(str(plan), highlight=False)
-
-
-def _page(
-    title: str, steps: list[TrainStep], profile: Profile | None, plan: Plan | None, args: argparse.Namespace
-) -> Page:
-    columns = (Column("step", "count"), Column("loss", "rate"), Column("time", "seconds"), Column("peak", "bytes"))
-    rows = [(at, step.loss, step.seconds, step.peak_bytes) for at, step in enumerate(steps, start=1)]
-    last = steps[-1]
-    facts = [
-        Fact("loss", f"{last.loss:.4g}", f"{steps[0].loss:.4g} at first"),
-        Fact("time of a step", format_seconds(min(step.seconds for step in steps)), "the fastest"),
-        Fact("peak of a step", format_bytes(last.peak_bytes), "beyond parameters and inputs"),
-    ]
-    if args.budget:
-        facts.append(
-            Fact("budget", format_bytes(parse_budget(args.budget)) if "of" not in args.budget else args.budget)
-        )
-    return Page(
-        title=title,
-        summary=f"{len(steps)} training steps, {'plain' if plan is None else 'inside a memory budget'}. The last one "
-        "was recorded, which makes it a little slower.",
-        facts=tuple(facts),
-        tables=(Table("Steps", columns, rows),),
-        profiles=() if profile is None else (Drawn("last step", profile),),
-    )

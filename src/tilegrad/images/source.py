@@ -65,7 +65,7 @@ class Picture:
 
     def flip(self, dims: Sequence[int]) -> Picture:
         sides = [replace(s, flipped=not s.flipped) if d in dims else s for d, s in enumerate(self.sides)]
-        flipped = ((name, by.flip(*dims) if isinstance(by, Tensor) else by) for name, by in self.colours)
+        flipped = ((name, by.flip(tuple(dims)) if isinstance(by, Tensor) else by) for name, by in self.colours)
         return replace(self, sides=tuple(sides), colours=tuple(flipped))
 
     def swap(self, one: int, other: int) -> Picture:

@@ -1,4 +1,4 @@
-"""`tilegrad train`: steps that are tried, their report, and one clear message for bad input."""
+"""`tilegrad record`: steps that are tried, their report, and one clear message for bad input."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def model(tmp_path: Path) -> str:
     return f"{tmp_path}/tiny.py"
 
 
-def train(capsys: Capture, *args: str) -> str:
-    assert main(["train", *args]) == 0
+def record(capsys: Capture, *args: str) -> str:
+    assert main(["record", *args]) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
     return captured.out
 
 
 def refuse(capsys: Capture, *args: str) -> str:
-    assert main(["train", *args]) == 2
+    assert main(["record", *args]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.count("Error: ") == 1
@@ -52,7 +52,7 @@ def refuse(capsys: Capture, *args: str) -> str:
 
 
 def test_the_loss_falls(model: str, capsys: Capture) -> None:
-    found = json.loads(train(capsys, f"{model}:net", *SIZE, "--lr", "0.1", "--json"))
+    found = json.loads(record(capsys, f"{model}:net", *SIZE, "--lr", "0.1", "--json"))
     losses = [step["loss"] for step in found["steps"]]
     assert (found["schema"], found["plan"], len(losses)) == (1, None, 3)
     assert losses == sorted(losses, reverse=True) and losses[0] > losses[-1]
@@ -60,8 +60,8 @@ def test_the_loss_falls(model: str, capsys: Capture) -> None:
 
 
 def test_the_same_steps_in_tiles(model: str, capsys: Capture) -> None:
-    plain = json.loads(train(capsys, f"{model}:net", *SIZE, "--json"))
-    tiled = json.loads(train(capsys, f"{model}:net", *SIZE, "--json", "--budget", "120KiB"))
+    plain = json.loads(record(capsys, f"{model}:net", *SIZE, "--json"))
+    tiled = json.loads(record(capsys, f"{model}:net", *SIZE, "--json", "--budget", "120KiB"))
     whole = max(step["peak_bytes"] for step in plain["steps"])
     assert max(step["peak_bytes"] for step in tiled["steps"]) <= 120 * 1024 < whole
     assert tiled["plan"] is not None
@@ -70,14 +70,14 @@ def test_the_same_steps_in_tiles(model: str, capsys: Capture) -> None:
 
 
 def test_a_seed_repeats_a_run(model: str, capsys: Capture) -> None:
-    runs = [json.loads(train(capsys, f"{model}:net", *SIZE, "--json", "--seed", seed)) for seed in ("5", "5", "6")]
+    runs = [json.loads(record(capsys, f"{model}:net", *SIZE, "--json", "--seed", seed)) for seed in ("5", "5", "6")]
     losses = [[step["loss"] for step in run["steps"]] for run in runs]
     assert losses[0] == losses[1] != losses[2]
 
 
 def test_as_a_table_with_a_report(model: str, tmp_path: Path, capsys: Capture) -> None:
     args = (*SIZE, "--tile", "16", "--steps", "2", "--optimizer", "adam", "--html", str(tmp_path / "t.html"))
-    out = train(capsys, f"{model}:net", *args)
+    out = record(capsys, f"{model}:net", *args)
     assert "\x1b" not in out
     assert out.count("KiB │") == 2
     assert "plan for Sequential" in out
@@ -85,7 +85,7 @@ def test_as_a_table_with_a_report(model: str, tmp_path: Path, capsys: Capture) -
 
 
 def test_a_loss_that_is_not_finite_is_json_all_the_same(model: str, capsys: Capture) -> None:
-    text = train(capsys, f"{model}:Explodes", *SIZE, "--steps", "1", "--json")
+    text = record(capsys, f"{model}:Explodes", *SIZE, "--steps", "1", "--json")
 
     def refuse_constant(word: str) -> None:
         raise AssertionError(f"{word} is not JSON")
