@@ -35,8 +35,8 @@ def _kinds(base: type[ImageWriter]) -> Iterator[type[ImageWriter]]:
 class Written:
     """A file in the making."""
 
-    def __init__(self, path: Path, draft: Path, overwrite: bool):
-        self.path, self.draft, self.overwrite = path, draft, overwrite
+    def __init__(self, path: Path, draft: Path):
+        self.path, self.draft = path, draft
         self.writer: ImageWriter | None = None
 
     def begin(self, shape: Sequence[int], dtype: torch.dtype) -> None:
@@ -65,7 +65,7 @@ class Written:
 
 @contextlib.contextmanager
 def written(paths: Sequence[str | Path], overwrite: bool = False) -> Iterator[list[Written]]:
-    """Images to be written, all of them or none."""
+    """Images to be written. None takes its place before all are complete."""
     targets = [Path(os.path.abspath(path)) for path in paths]
     for path in targets:
         writer_of(path)
@@ -73,7 +73,7 @@ def written(paths: Sequence[str | Path], overwrite: bool = False) -> Iterator[li
             raise InputError(f"'{path}' is there already", hint="another name, or overwrite=True")
         if not path.parent.is_dir():
             raise InputError(f"there is no folder {path.parent}", hint="make the folder first")
-    found = [Written(p, p.with_name(f".tilegrad-{secrets.token_hex(8)}{p.suffix}"), overwrite) for p in targets]
+    found = [Written(p, p.with_name(f".tilegrad-{secrets.token_hex(8)}{p.suffix}")) for p in targets]
     try:
         yield found
         for each in found:

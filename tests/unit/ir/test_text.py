@@ -31,7 +31,9 @@ from tilegrad.ir import (
 from tilegrad.region import Box
 
 ODD = ["a b", 'say "hi"', "back\\slash", "ünï→", "f(x)", "} @ {", "a: b, c: d", "-> y {}", "as", "", "\n", "\u2028"]
-names = st.sampled_from([*ODD, "x", "layer1.0.conv", "forward", "float", "in", "reads", "writes", "away"]) | st.text(max_size=6)
+names = st.sampled_from([*ODD, "x", "layer1.0.conv", "forward", "float", "in", "reads", "writes", "away"]) | st.text(
+    max_size=6
+)
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | names
 attributes = st.recursive(scalars, lambda part: st.lists(part, max_size=3) | st.dictionaries(names, part, max_size=2))
 inputs = st.builds(Input, names, names, st.sampled_from(Role))
@@ -39,7 +41,9 @@ shapes = st.lists(st.integers(-1, 10**9), max_size=4).map(tuple)
 types = st.builds(TensorType, shapes, st.sampled_from(["float32", "bool"]))
 boxes = st.lists(st.tuples(st.integers(-9, 10**9), st.integers(-9, 10**9)), max_size=3).map(Box)
 held = st.none() | st.builds(Held, boxes, st.none() | boxes)
-values = st.builds(Value, names, types, st.sampled_from(Kind), st.none() | names, st.none() | names, held, st.booleans())
+values = st.builds(
+    Value, names, types, st.sampled_from(Kind), st.none() | names, st.none() | names, held, st.booleans()
+)
 nodes = st.builds(
     Node,
     name=names,
