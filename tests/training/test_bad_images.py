@@ -62,7 +62,7 @@ def missing(path: Path) -> None:
 
 
 BAD = {
-    truncated: "before its pixels do",
+    truncated: "it ends at byte",
     corrupt: "cannot be read",
     empty: "the file is empty",
     garbage: "cannot be read|no format|page",
