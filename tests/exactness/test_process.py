@@ -34,6 +34,8 @@ def _as_before() -> Iterator[None]:
 
 def grown(malloc: str, *words: str) -> dict[str, Any]:
     environment = {**os.environ, "TILEGRAD_MALLOC": malloc, "TILEGRAD_CACHE": "off"}
+    if malloc == "":
+        environment["GLIBC_TUNABLES"] = heap.NO_FENCES
     command = [sys.executable, str(BENCH), "--here", "--nets=small", *words]
     found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     return dict(json.loads(found.stdout.splitlines()[-1]))
@@ -50,6 +52,15 @@ def test_the_process_keeps_the_budget() -> None:
 def test_no_faults_where_memory_is_kept() -> None:
     steps = "--steps=5"
     assert grown("keep", steps)["faults"] < grown("exact", steps)["faults"] / 10
+
+
+@glibc
+def test_without_fences_the_budget_is_kept_and_memory_reused() -> None:
+    steps = "--steps=3"
+    reused, exact = grown("", steps), grown("exact", steps)
+    assert reused["predicted"]["process_bytes"] <= parse_bytes(reused["budget"])
+    assert reused["growth"] <= LITTLE * parse_bytes(reused["budget"])
+    assert reused["faults"] < exact["faults"] / 2
 
 
 @glibc
@@ -80,7 +91,7 @@ def test_only_on_the_cpu(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
 
 def test_a_word_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TILEGRAD_MALLOC", "sometimes")
-    with pytest.raises(InputError, match="exact or keep"):
+    with pytest.raises(InputError, match="exact or keep or reuse"):
         heap.asked_for()
 
 
