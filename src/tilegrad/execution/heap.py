@@ -29,6 +29,7 @@ from ..errors import InputError
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # of glibc's mallopt: blocks from here on are mapped; what is kept at the top
 MOST = (1 << 31) - 1
 MODES = {"exact": (256 << 10, 128 << 10), "keep": (MOST, MOST), "reuse": (4 << 20, MOST)}
+HOLES = 0.1  # of what is alive, where memory is reused: as measured, 0 to 8 %
 NO_FENCES = "glibc.malloc.tcache_count=0"  # in GLIBC_TUNABLES, which glibc reads when a program starts
 SETTLED = (32 << 20, 64 << 20)  # where glibc's own rule ends once a block of 32 MiB was freed; mallopt switches it off
 _lock = Lock()
@@ -47,8 +48,13 @@ def asked_for() -> str | None:
 
 
 def is_tight() -> bool:
-    """Is a process as large as what is alive in it, so that a budget can be the process's?"""
+    """Is a process about as large as what is alive in it, so that a budget can be the process's?"""
     return asked_for() in ("exact", "reuse")
+
+
+def holes() -> float:
+    """By how much a process is larger than what is alive, as a share of that."""
+    return HOLES if asked_for() == "reuse" else 0.0
 
 
 @contextlib.contextmanager
