@@ -9,8 +9,8 @@ exact  Blocks are mapped one by one and go back when they are freed: the process
        page of every block is new, and the system fills it with zeros.
 keep   Everything comes from one heap, and nothing goes back, between steps neither: after a few steps there are no page
        faults any more, and the heap is as large as it ever was.
-reuse  Blocks of some MiB are mapped one by one, and the memory of smaller ones serves the next tile. What is left over
-       goes back at the end of a pass. Without fences the process is as large as what is alive, and has few faults.
+reuse  Blocks of 2 MiB and more are mapped one by one, and the memory of smaller ones serves the next tile. What is left
+       over goes back at the end of a pass. Without fences the process is little larger than what is alive.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from ..errors import InputError
 
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # of glibc's mallopt: blocks from here on are mapped; what is kept at the top
 MOST = (1 << 31) - 1
-MODES = {"exact": (256 << 10, 128 << 10), "keep": (MOST, MOST), "reuse": (4 << 20, MOST)}
-HOLES = 0.1  # of what is alive, where memory is reused: as measured, 0 to 8 %
+MODES = {"exact": (256 << 10, 128 << 10), "keep": (MOST, MOST), "reuse": (2 << 20, MOST)}
+HOLES = 7  # blocks of the largest size that is reused: as measured, 0 to 6
 NO_FENCES = "glibc.malloc.tcache_count=0"  # in GLIBC_TUNABLES, which glibc reads when a program starts
 SETTLED = (32 << 20, 64 << 20)  # where glibc's own rule ends once a block of 32 MiB was freed; mallopt switches it off
 _lock = Lock()
@@ -52,9 +52,9 @@ def is_tight() -> bool:
     return asked_for() in ("exact", "reuse")
 
 
-def holes() -> float:
-    """By how much a process is larger than what is alive, as a share of that."""
-    return HOLES if asked_for() == "reuse" else 0.0
+def hole_bytes() -> int:
+    """By how much a process may be larger than what is alive."""
+    return HOLES * MODES["reuse"][0] if asked_for() == "reuse" else 0
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from ..errors import BudgetError
-from ..execution.heap import holes, is_tight
+from ..execution.heap import hole_bytes, is_tight
 from ..sim.process import code_bytes
 from ..units import format_bytes
 from .options import Options
@@ -25,7 +25,7 @@ def plan_for_process(plan: Callable[[Options], Planned], options: Options, devic
         return schedule, planning
     inside = budget
     for _ in range(ROUNDS):
-        need = int((1 + holes()) * schedule.predicted["total_bytes"]) + code_bytes(schedule)
+        need = int(schedule.predicted["total_bytes"]) + code_bytes(schedule) + hole_bytes()
         if need <= budget:
             planning = None if planning is None else replace(planning, budget=budget)
             return replace(schedule, predicted={**schedule.predicted, "process_bytes": need}), planning
