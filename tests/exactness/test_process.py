@@ -55,12 +55,10 @@ def test_no_faults_where_memory_is_kept() -> None:
 
 
 @glibc
-def test_without_fences_the_budget_is_kept_and_memory_reused() -> None:
-    steps = "--steps=3"
-    reused, exact = grown("", steps), grown("exact", steps)
-    assert reused["predicted"]["process_bytes"] <= parse_bytes(reused["budget"])
-    assert reused["growth"] <= LITTLE * parse_bytes(reused["budget"])
-    assert reused["faults"] < 0.8 * exact["faults"]
+def test_without_fences_memory_is_reused_within_the_budget() -> None:
+    found = grown("")  # nothing is asked for
+    assert found["predicted"]["total_bytes"] < found["predicted"]["process_bytes"] <= parse_bytes(found["budget"])
+    assert found["growth"] <= LITTLE * parse_bytes(found["budget"])
 
 
 @glibc
