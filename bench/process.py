@@ -1,7 +1,7 @@
 """Growth of the process, page faults and CPU seconds of a training step on the CPU, plain and tiled, by allocator.
 
     python bench/process.py                                         all networks, with glibc as it is
-    python bench/process.py --malloc ,exact,keep --nets readme      the settings of TILEGRAD_MALLOC
+    python bench/process.py --malloc ,exact,keep,reuse --nets readme    the settings of TILEGRAD_MALLOC
     python bench/process.py --preload /usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4
     python bench/process.py --plain --layout channels_last
 
@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 import tilegrad
 from tilegrad import models
+from tilegrad.execution.heap import NO_FENCES
 
 Case = tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, ...]], dict[str, Any]]
 MIB = 2**20
@@ -86,6 +87,8 @@ def main() -> None:
 def spawn(words: Sequence[str], library: str, malloc: str) -> dict[str, Any]:
     """Measure in a new process."""
     environment = {**os.environ, "LD_PRELOAD": library, "TILEGRAD_MALLOC": malloc}
+    if malloc == "reuse":
+        environment["GLIBC_TUNABLES"] = NO_FENCES
     command = [sys.executable, __file__, "--here", *words]
     found = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if found.returncode:

@@ -34,6 +34,8 @@ def _as_before() -> Iterator[None]:
 
 def grown(malloc: str, *words: str) -> dict[str, Any]:
     environment = {**os.environ, "TILEGRAD_MALLOC": malloc, "TILEGRAD_CACHE": "off"}
+    if malloc == "":
+        environment["GLIBC_TUNABLES"] = heap.NO_FENCES
     command = [sys.executable, str(BENCH), "--here", "--nets=small", *words]
     found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     return dict(json.loads(found.stdout.splitlines()[-1]))
@@ -50,6 +52,13 @@ def test_the_process_keeps_the_budget() -> None:
 def test_no_faults_where_memory_is_kept() -> None:
     steps = "--steps=5"
     assert grown("keep", steps)["faults"] < grown("exact", steps)["faults"] / 10
+
+
+@glibc
+def test_without_fences_memory_is_reused_within_the_budget() -> None:
+    found = grown("")  # nothing is asked for
+    assert found["predicted"]["total_bytes"] < found["predicted"]["process_bytes"] <= parse_bytes(found["budget"])
+    assert found["growth"] <= LITTLE * parse_bytes(found["budget"])
 
 
 @glibc
@@ -80,7 +89,7 @@ def test_only_on_the_cpu(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
 
 def test_a_word_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TILEGRAD_MALLOC", "sometimes")
-    with pytest.raises(InputError, match="exact or keep"):
+    with pytest.raises(InputError, match="exact or keep or reuse"):
         heap.asked_for()
 
 

@@ -72,6 +72,10 @@ def _rows(machine: Machine) -> Iterator[tuple[str, str]]:
     yield "link, device to host", _scaled(machine.to_host_per_s, "B/s")
     yield "link, host to device", _scaled(machine.from_host_per_s, "B/s")
     yield "overhead of an operator", f"{machine.launch_s * 1e6:.1f} µs"
+    if machine.fresh_bytes_per_s is not None:
+        yield "memory, new from the system", _scaled(machine.fresh_bytes_per_s, "B/s")
+    if machine.serial_per_s is not None:
+        yield "elements, one after another", _scaled(machine.serial_per_s, "/s")
     for what, size in (("device memory", machine.device_bytes), ("host memory", machine.host_bytes)):
         yield what, "not known" if size is None else format_bytes(size)
 

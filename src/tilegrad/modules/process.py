@@ -1,4 +1,4 @@
-"""A budget that the whole process keeps: `TILEGRAD_MALLOC=exact`, on the CPU."""
+"""A budget that the whole process keeps, on the CPU: where memory is handed out tightly (`TILEGRAD_MALLOC`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from ..errors import BudgetError
-from ..execution.heap import asked_for
+from ..execution.heap import hole_bytes, is_tight
 from ..sim.process import code_bytes
 from ..units import format_bytes
 from .options import Options
@@ -21,11 +21,11 @@ def plan_for_process(plan: Callable[[Options], Planned], options: Options, devic
     """A plan that leaves room for what is no tensor, where memory is handed out so that a process has nothing else."""
     budget = options.budget_on(device)
     schedule, planning = plan(options)
-    if budget is None or device.type != "cpu" or asked_for() != "exact":
+    if budget is None or device.type != "cpu" or not is_tight():
         return schedule, planning
     inside = budget
     for _ in range(ROUNDS):
-        need = int(schedule.predicted["total_bytes"]) + code_bytes(schedule)
+        need = int(schedule.predicted["total_bytes"]) + code_bytes(schedule) + hole_bytes()
         if need <= budget:
             planning = None if planning is None else replace(planning, budget=budget)
             return replace(schedule, predicted={**schedule.predicted, "process_bytes": need}), planning

@@ -151,6 +151,7 @@ class Op:
     elementwise: ClassVar[bool] = False  # does each element of the output read one of each input, broadcast?
     view: ClassVar[bool] = False  # another look at its input's memory: makes no bytes
     reach: ClassVar[float] = 0.85  # the share of a GPU's memory rate at which it works
+    serial: ClassVar[bool] = False  # does a CPU take its operations one by one?
     flops_each: ClassVar[float] = 1.0  # what `flops` gives, where that is the same for every call
     fresh_gradient: ClassVar[bool] = False  # is its input's gradient in memory that nothing else reads?
     gradient_alone: ClassVar[bool] = False  # can it be differentiated without being run (`Place.unread`)?

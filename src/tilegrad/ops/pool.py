@@ -71,6 +71,7 @@ class _Pool(Op):
 
 @op("max_pool1d", "max_pool2d", "max_pool3d")
 class MaxPool(_Pool):
+    serial = True
     adaptive = "adaptive_max_pool"
 
     def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:

@@ -31,7 +31,7 @@ from ..schedule import (
     unread_nodes,
 )  # fmt: skip
 from ..schedule.whole import roots_of
-from .cost import Cost
+from .cost import Cost, fresh_bytes, serial_elements
 from .machine import PEER, Machine
 from .rehearsal import shape_of
 
@@ -168,9 +168,11 @@ class _Counted:
                         of = call_of(self.graph, self.graph.node[name])
                         whole, factor = whole_seconds(of, self.machine)
                         once = Spent(0.0, whole * out.volume / max(1, of.out.size))
-                        forward = forward.plus(once).plus(call)
+                        new = Spent(0.0, self.machine.extra_s(fresh_bytes(out.volume * of.out.item_bytes)))
+                        new = FREE if find(of.node).view else new
+                        forward = forward.plus(once).plus(call).plus(new)
                         skipped = skipped.plus(once) if name in unread else skipped
-                        back = back.plus(once, factor).plus(call).plus(more)
+                        back = back.plus(once, factor).plus(call).plus(more).plus(new)
                         if len(out) > 2 and out[-1].size < of.out.shape[-1]:
                             laid = Spent(0.0, laid_seconds(of, self.machine) * out.volume / max(1, of.out.size))
                             forward, back = forward.plus(laid), back.plus(laid)
@@ -217,4 +219,6 @@ def whole_seconds(call: Call, machine: Machine) -> tuple[float, float]:
     moved = sum(t.bytes for t in (*call.inputs, *call.outputs))
     flops = op.flops(call) * call.out.size if op.dense else 0.0
     cost = Cost(flops, moved, call.out.dtype, op.reach)
-    return cost.seconds(machine) - machine.launch_s, DENSE if op.dense else OTHER
+    swift, serial = cost.seconds(machine) - machine.launch_s, machine.extra_s(0.0, serial_elements(call))
+    factor = DENSE if op.dense else OTHER
+    return swift + serial, factor * swift / (swift + serial) if serial else factor

@@ -3,6 +3,9 @@
 Only dense arithmetic (convolutions, matrix products) counts as arithmetic; everything else waits for memory. Backward
 of a dense node is one such product per operand that gets a gradient. A node with a measured time takes that time. A
 GPU's figures are ceilings (datasheets, the best of all probes), of which operators reach a share (`Op.reach`).
+
+On a CPU the C library gets large blocks from the system each time and gives them back, so that every page of them is
+filled with zeros first. That is most of the time of an activation on a large image.
 """
 
 from __future__ import annotations
@@ -11,9 +14,10 @@ from dataclasses import dataclass
 
 from ..bounds import call_of
 from ..ir import Graph, Node, Phase, Role
-from ..ops import find
+from ..ops import Call, find
 from .machine import Machine
 
+FRESH = 32 << 20  # bytes: blocks from here on are new each time, whatever glibc has learned
 DENSE_REACH = 0.4  # of a GPU's arithmetic: what convolutions of some dozens of channels reach
 
 
@@ -23,10 +27,12 @@ class Cost:
     bytes: float
     dtype: str = "float32"
     reach: float = 1.0  # of a GPU's memory
+    fresh: float = 0.0  # bytes of new memory
+    serial: float = 0.0  # elements that a CPU looks at one after another
 
     def seconds(self, machine: Machine) -> float:
         if machine.kernel_s is None:
-            return machine.seconds(self.flops, self.bytes, self.dtype)
+            return machine.seconds(self.flops, self.bytes, self.dtype) + machine.extra_s(self.fresh, self.serial)
         return machine.seconds(self.flops / DENSE_REACH, self.bytes / self.reach, self.dtype)
 
 
@@ -42,7 +48,21 @@ def node_cost(graph: Graph, node: Node) -> Cost:
         dtype = _dtype(graph, of or node)
     reads = {i.value for i in node.inputs if i.role is not Role.SUM}
     moved = sum(graph.type(name).bytes for name in (*reads, *node.outputs))
-    return Cost(flops, moved, dtype, find(node if node.phase is Phase.FORWARD or of is None else of).reach)
+    op = find(node if node.phase is Phase.FORWARD or of is None else of)
+    made = (graph.type(out).bytes for out in node.outputs if graph.value[out].alias is None and not op.view)
+    serial = serial_elements(call_of(graph, node)) if node.phase is Phase.FORWARD else 0.0
+    return Cost(flops, moved, dtype, op.reach, sum(map(fresh_bytes, made)), serial)
+
+
+def fresh_bytes(block: float) -> float:
+    """Of a block of memory, what is new."""
+    return block if block >= FRESH else 0.0
+
+
+def serial_elements(call: Call) -> float:
+    """What a CPU looks at one by one to make all of an output."""
+    op = find(call.node)
+    return op.flops(call) * call.out.size if op.serial else 0.0
 
 
 def node_seconds(graph: Graph, machine: Machine) -> dict[str, float]:

@@ -12,6 +12,8 @@
     kernel_s = 2e-6             # optional: the least that a kernel takes, on a device that the host runs ahead of
     peer_bytes_per_s = 5e10     # optional: link to another rank
     message_s = 3e-5            # optional: until a message to another rank has come, besides its bytes
+    fresh_bytes_per_s = 1.8e9   # optional: large blocks are new each time, and the system fills them with zeros
+    serial_per_s = 6e8          # optional: elements that are looked at one after another, as max pools do on a CPU
 
     [rates]                     # optional: dense arithmetic in other types
     bfloat16 = 125e12
@@ -70,6 +72,8 @@ _NUMBERS: Mapping[str, _Key] = MappingProxyType(
         "kernel_s": _Key(0.0, 1.0, "seconds: 2e-6 for 2 microseconds; without this key the host waits for each"),
         "peer_bytes_per_s": _LINK,
         "message_s": _Key(0.0, 1.0, "seconds: 3e-5 for 30 microseconds"),
+        "fresh_bytes_per_s": _LINK,
+        "serial_per_s": _Key(1e6, 1e18, "elements per second: 6e8; without this key they are as fast as memory"),
     }
 )
 _REQUIRED = ("version", "name", "flops_per_s", "bytes_per_s", "to_host_per_s", "from_host_per_s")
@@ -92,6 +96,8 @@ class Machine:
     peer_bytes_per_s: float | None = None  # link to another rank
     message_s: float | None = None  # until a message to another rank has come, besides its bytes
     kernel_s: float | None = None  # the least that a kernel takes; None: host and device are one
+    fresh_bytes_per_s: float | None = None  # large blocks that are new each time; None: they are not
+    serial_per_s: float | None = None  # elements that are looked at one after another; None: as fast as memory
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rates", dict(self.rates))  # our own copy: a later change of theirs is not ours
@@ -107,6 +113,11 @@ class Machine:
     def elapsed(self, host: float, device: float) -> float:
         """Seconds of work that host and device have to do for a step."""
         return host + device if self.kernel_s is None else max(host, device)
+
+    def extra_s(self, fresh: float, serial: float = 0.0) -> float:
+        """Time of an operator besides arithmetic and traffic: bytes of new memory, and elements one after another."""
+        pages = fresh / self.fresh_bytes_per_s if self.fresh_bytes_per_s is not None else 0.0
+        return pages + (serial / self.serial_per_s if self.serial_per_s is not None else 0.0)
 
     def seconds(self, flops: float, bytes: float, dtype: str = "float32") -> float:
         """Time of one operator: its overhead, and the longer of arithmetic and memory traffic, which overlap.
@@ -314,4 +325,6 @@ PRESETS: Mapping[str, Machine] = MappingProxyType(
 
 # What is assumed where nothing is measured: enough to rank plans by.
 PEER = (2e9, 2e-4)  # the link to another rank: bytes per second, seconds for a message
-CPU = Machine("a CPU", 1e11, 2e10, 1e10, 1e10, device_bytes=None, host_bytes=None, launch_s=3e-6)
+CPU = Machine(
+    "a CPU", 1e11, 2e10, 1e10, 1e10, None, None, launch_s=3e-6, fresh_bytes_per_s=1.8e9, serial_per_s=6e8
+)  # fmt: skip

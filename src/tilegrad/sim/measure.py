@@ -29,6 +29,7 @@ from ..errors import InputError, TilegradError
 from ..files import cache_folder
 from ..progress import Progress, tick
 from .cards import card
+from .cost import FRESH
 from .machine import CPU, NAME_LENGTH, PRESETS, Machine, load_machine, save_machine
 
 SECONDS = 4.0  # of measuring, beyond the first call of every probe
@@ -158,6 +159,8 @@ def measure_machine(device: str = "cpu", *, seconds: float = SECONDS) -> Machine
         host_bytes=None,
         launch_s=1 / best.pop("operators"),
         kernel_s=PRESETS["h200"].kernel_s if where.type == "cuda" else None,
+        fresh_bytes_per_s=best.pop("fresh", None),
+        serial_per_s=best.pop("serial", None),
         rates=best,
     )
     return _with_sizes(machine, where)
@@ -261,7 +264,15 @@ def _alone(wanted: bool) -> Iterator[None]:
 
 def _probes(device: torch.device) -> list[_Probe]:
     dense = [probe for name in DTYPES[device.type] for probe in _dense_probes(name, device)]
-    return [*dense, *_copy_probes(device), _operators_probe(device)]
+    more = _cpu_probes(device) if device.type == "cpu" else ()
+    return [*dense, *_copy_probes(device), _operators_probe(device), *more]
+
+
+def _cpu_probes(device: torch.device) -> Iterator[_Probe]:
+    """What only a CPU is slow at: blocks that the system hands out anew, and max pools."""
+    yield _Probe("fresh", FRESH, lambda: torch.empty(FRESH, dtype=torch.uint8).fill_(1))
+    image = _noise((1, 32, 112, 112), torch.float32, device)
+    yield _Probe("serial", 9.0 * 32 * 56**2, partial(F.max_pool2d, image, 3, 2, 1))
 
 
 def _dense_probes(name: str, device: torch.device) -> Iterator[_Probe]:

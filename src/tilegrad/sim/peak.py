@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..execution.heap import asked_for
+from ..execution.heap import is_tight
 from ..torch_private import TorchDispatchMode
 from .blanks import run_blank
 from .process import inside
@@ -72,7 +72,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.kind = kind
         self.now = self.peak = 0
         self.alive: dict[int, int] = {}
-        self.foresees = kind == "meta" and asked_for() == "exact"  # what a process will hold: kernels' own memory too
+        self.foresees = kind == "meta" and is_tight()  # what a process will hold: kernels' own memory too
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

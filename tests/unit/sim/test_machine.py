@@ -55,6 +55,8 @@ machines = st.builds(
     device_bytes=size,
     host_bytes=size,
     launch_s=st.floats(0.0, 1.0),
+    fresh_bytes_per_s=st.none() | rate,
+    serial_per_s=st.none() | rate,
     rates=st.dictionaries(st.sampled_from(RATES), rate),
 )
 

@@ -1,0 +1,54 @@
+"""What a node costs on a CPU besides arithmetic and traffic: new memory, and elements one after another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from tilegrad.bounds import call_of
+from tilegrad.importers import export_module
+from tilegrad.ir import Graph
+from tilegrad.ops import Call
+from tilegrad.sim.clock import DENSE, OTHER, whole_seconds
+from tilegrad.sim.cost import FRESH, node_cost, node_seconds
+from tilegrad.sim.machine import CPU
+
+PLAIN = replace(CPU, fresh_bytes_per_s=None, serial_per_s=None)
+
+
+def captured(*layers: nn.Module, side: int = 64) -> Graph:
+    return export_module(nn.Sequential(*layers), (torch.zeros(1, 8, side, side),)).graph
+
+
+def call(graph: Graph, name: str) -> Call:
+    return call_of(graph, next(node for node in graph.nodes if node.op == name))
+
+
+@pytest.mark.parametrize(("side", "new"), [(1024, 1.0), (1020, 0.0)])  # 32 MiB, and less
+def test_large_blocks_are_new_each_time(side: int, new: float) -> None:
+    graph = captured(nn.ReLU(), side=side)
+    cost, size = node_cost(graph, graph.nodes[0]), 4 * 8 * side**2
+    assert (size >= FRESH, cost.fresh) == (bool(new), new * size)
+    assert CPU.fresh_bytes_per_s is not None
+    more = node_seconds(graph, CPU)[graph.nodes[0].name] - node_seconds(graph, PLAIN)[graph.nodes[0].name]
+    assert more == pytest.approx(new * size / CPU.fresh_bytes_per_s)
+
+
+def test_another_look_at_memory_takes_none() -> None:
+    graph = captured(nn.Flatten(), side=1024)
+    assert node_cost(graph, graph.nodes[0]).fresh == 0
+
+
+def test_max_pools_look_at_elements_one_by_one() -> None:
+    graph = captured(nn.MaxPool2d(2), nn.AvgPool2d(2), nn.Conv2d(8, 8, 3))
+    assert CPU.serial_per_s is not None
+    quick, factor = whole_seconds(call(graph, "max_pool2d"), PLAIN)
+    slow, less = whole_seconds(call(graph, "max_pool2d"), CPU)
+    assert slow - quick == pytest.approx(4 * 8 * 32**2 / CPU.serial_per_s)
+    assert (factor, slow * less) == (OTHER, pytest.approx(quick * OTHER))  # backward knows where they were
+    for name, factor in (("avg_pool2d", OTHER), ("conv2d", DENSE)):
+        assert whole_seconds(call(graph, name), CPU) == whole_seconds(call(graph, name), PLAIN)
+        assert whole_seconds(call(graph, name), CPU)[1] == factor
