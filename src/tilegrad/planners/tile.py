@@ -157,13 +157,21 @@ class TileSearch:
     def _cut(self) -> dict[tuple[object, ...], tuple[TilePhase, ...]]:
         return {}
 
+    def families(self, *, few: bool) -> list[list[TileSizes]]:
+        """All sizes that are weighed, one number of tiles after another."""
+        return self._families[0 if few else 1]
+
+    @cached_property
+    def _families(self) -> tuple[list[list[TileSizes]], list[list[TileSizes]]]:
+        return [*_families(self, few=True)], [*_families(self, few=False)]
+
     def floor(self, storage: str) -> float:
         """No tiles need less of what usually lies between phases."""
         return self.scale.floor(self._some_tiles(USUAL), storage)
 
     def _some_tiles(self, between: Between, at: int = 0) -> tuple[TilePhase, ...]:
         """Along one axis: few (0) or many (-1)."""
-        families = [family for family in _families(self, few=True) if family]
+        families = [family for family in self.families(few=True) if family]
         sizes = families[0][at] if families else {}
         return self._cut_into(self.modes[0], sizes, between)
 
@@ -191,8 +199,8 @@ class TileSearch:
         """The tiles that need least of all that are weighed."""
         if not self.axes:
             return None
-        most = [family[-1] for family in _families(self, few=False) if family]
-        sizes = [*(each for family in _families(self, few=True) for each in family), *most]
+        most = [family[-1] for family in self.families(few=False) if family]
+        sizes = [*(each for family in self.families(few=True) for each in family), *most]
         between = (self.between(storages[-1], 0.0) or [USUAL])[-1]
         every = [o for size in sizes for mode in self.modes for o in self.weigh(mode, size, storages[-1], 0.0, between)]
         options = [option for option in every if option.tiles <= MOST_ISLANDS] or every[:1]
@@ -273,7 +281,7 @@ def _options(search: TileSearch, storage: str, budget: int, *, few: bool) -> lis
     return [
         option
         for between in search.between(storage, budget)
-        for family in _families(search, few=few)
+        for family in search.families(few=few)
         for option in _weighed(search, family, storage, budget, between)
         if option.tiles <= MOST_ISLANDS
     ]
@@ -309,10 +317,14 @@ def _fastest(search: TileSearch, options: list[Option], budget: int) -> Fit | No
             option = min((o for o in sure if o.seconds(room) <= NEAR * least), key=lambda o: o.tiles)
         else:
             option = min(fitting, key=lambda o: (o.weight.total_bytes, o.weight.seconds))
-        fit = search.rehearse(option)
+        again, weight = option.again, option.weight
+        if again.values:
+            room = budget / max(1.0, trust)
+            again, weight = search.scale.without_need(option.phases, option.storage, again, room)
+        fit = search.rehearse(replace(option, again=again, weight=weight))
         if _peak(fit) <= budget:
             return fit
-        trust = max(trust, _peak(fit) / option.weight.total_bytes)
+        trust = max(trust, _peak(fit) / weight.total_bytes)
         options = [o for o in options if o is not option]
     return None
 
