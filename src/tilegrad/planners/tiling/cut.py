@@ -175,7 +175,7 @@ class _Tiles:
             part.known[key] = cuts
             if mode == "stream" and count > 1:
                 level, spans = _level(self.walks.graph, line, cuts, count)
-                part.known |= {key: level, self._spans_key(line, mode, None): spans}
+                part.known.update({key: level, self._spans_key(line, mode, None): spans})
         found: Cuts = part.known[key]  # type: ignore[assignment]
         return found
 
