@@ -38,7 +38,7 @@ from .tiling import (
     plan_plain,
 )
 
-MOST_ISLANDS = 4096  # in all walks together
+MOST_ISLANDS = 16384  # in all walks together
 MOST_TILES = 1024  # in a walk: more of them cost more time than the memory they save is worth
 LOSS = 2  # times the outputs: what a loss holds besides them and their gradients
 FEW_TILES = 64  # in a walk: more are only weighed where these do not fit
@@ -167,19 +167,18 @@ class TileSearch:
 
     def floor(self, storage: str) -> float:
         """No tiles need less of what usually lies between phases."""
-        return self.scale.floor(self._some_tiles(USUAL), storage)
+        return self.scale.floor(next(self._some_tiles(USUAL)), storage)
 
-    def _some_tiles(self, between: Between, at: int = 0) -> tuple[TilePhase, ...]:
-        """Along one axis: few (0) or many (-1)."""
-        families = [family for family in self.families(few=True) if family]
-        sizes = families[0][at] if families else {}
-        return self._cut_into(self.modes[0], sizes, between)
+    def _some_tiles(self, between: Between, at: int = 0) -> Iterator[tuple[TilePhase, ...]]:
+        """Few (0) or many (-1), along one axis or all."""
+        for sizes in [family[at] for family in self.families(few=True) if family] or [{}]:
+            yield self._cut_into(self.modes[0], sizes, between)
 
     def between(self, storage: str, budget: float) -> list[Between]:
         """What may lie between phases: as much as many tiles should leave room for, as few tiles, or half way."""
         if storage != Storage.DEVICE or not self.train:
             return [USUAL] if self.floor(storage) <= budget else []
-        found = levels(self.graph, self.scale.stock(self._some_tiles(USUAL)))
+        found = levels(self.graph, self.scale.stock(next(self._some_tiles(USUAL))))
         tried = sorted({min(len(found) - 1, round(GROWTH**k) - 1) for k in range(20)})
         many = self._first_to_fit(found, tried, -1, budget)
         few = self._first_to_fit(found, [at for at in tried if at >= many], 0, MARGIN * budget)
@@ -187,12 +186,14 @@ class TileSearch:
 
     def _first_to_fit(self, found: Sequence[Between], tried: Sequence[int], tiles: int, budget: float) -> int:
         """Of what may lie between phases, what leaves room for tiles; where nothing does, what leaves most."""
+        floor = {at: self.scale.floor(next(self._some_tiles(found[at], tiles)), Storage.DEVICE) for at in tried}
         least: dict[int, float] = {}
-        for at in tried:
-            options = self.scale.weigh_within(self._some_tiles(found[at], tiles), Storage.DEVICE, budget)
-            least[at] = min(weight.total_bytes for _, weight in options)
-            if least[at] <= budget:
-                return at
+        for at in [at for at in tried if floor[at] <= budget] or tried:
+            for phases in self._some_tiles(found[at], tiles):
+                options = self.scale.weigh_within(phases, Storage.DEVICE, budget)
+                least[at] = min(least.get(at, inf), *(weight.total_bytes for _, weight in options))
+                if least[at] <= budget:
+                    return at
         return min(least, key=least.__getitem__)
 
     def smallest(self, storages: Sequence[str]) -> Fit | None:
@@ -260,19 +261,19 @@ def _peak(fit: Fit) -> int:
 
 
 def fit_tiles(search: TileSearch, budget: int, storages: Sequence[str]) -> Fit | None:
-    """The fastest tiles that fit, near storage before far; None where none do."""
+    """The fastest tiles that fit, few where few do, wherever values are kept between phases; None where none fit."""
     if not search.axes:
         return None
     check_axes(search.graph, label_axes(search.graph), search.axes)
-    for storage in storages:
-        for few in (True, False):
-            found = _fastest(search, _options(search, storage, budget, few=few), budget)
-            if found is not None:
-                try:
-                    return search.dialled(found, budget)
-                except KeyboardInterrupt:
-                    stop()
-                    return found
+    for few in (True, False):
+        options = [option for storage in storages for option in _options(search, storage, budget, few=few)]
+        found = _fastest(search, options, budget)
+        if found is not None:
+            try:
+                return search.dialled(found, budget)
+            except KeyboardInterrupt:
+                stop()
+                return found
     return None
 
 
