@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Collection, Iterator, Sequence
+
 import pytest
 import torch
 
@@ -14,6 +17,7 @@ from tilegrad.planners.tile import Fit, fit_tiles
 from tilegrad.planners.tiling import Between, Scale, Walks, cut_tiles, levels, make_schedule
 from tilegrad.planners.tiling.again import block_inputs
 from tilegrad.schedule import Again, Run, Storage, check_schedule
+from tilegrad.schedule.schedule import BackwardOrder, places
 from tilegrad.schedule.text import format_plan, plan_to_json
 from tilegrad.sim.clock import measure_time
 from tilegrad.sim.machine import CPU
@@ -48,6 +52,60 @@ def test_none_is_made_twice_unless_fleeting() -> None:
         steps = make_schedule(graph, "stream", phases, Storage.DEVICE, True, Again(values, fleeting)).steps
         most = max(steps.count(Run(name)) for name in (phase.name((0,)) for phase in phases if phase.tiled))
         assert (most > 2) == fleeting
+
+
+def slow_order(
+    stores: Sequence[Collection[str]], reads: Sequence[tuple[set[str], set[str]]], again: Again
+) -> Iterator[tuple[int, set[str]]]:
+    """`BackwardOrder`, by name."""
+    maker = {name: at for at, names in enumerate(stores) for name in names if name in again.values}
+    there, served = set[str](), set[str]()
+
+    def make(names: set[str]) -> Iterator[tuple[int, set[str]]]:
+        for name in sorted(names & maker.keys()):
+            if name not in there:
+                at = maker[name]
+                made = {n for n in stores[at] if n in maker and (n in names or not again.fleeting)} - there
+                there.update(made)
+                yield from make(reads[at][0])
+                yield at, made
+
+    for at in reversed(range(len(stores))):
+        yield from make(reads[at][1])
+        served.update(reads[at][1])
+        there.intersection_update(served if again.fleeting else there)
+        yield at, set()
+
+
+@pytest.mark.parametrize("fleeting", [False, True])
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_made_again_in_which_order(seed: int, fleeting: bool) -> None:
+    draw = random.Random(seed)
+    stores = [[f"v{draw.randrange(1000)}.{at}.{k}" for k in range(draw.randrange(3))] for at in range(12)]
+    reads = []
+    for at in range(12):
+        before = [name for names in stores[:at] for name in names]
+        forward = {name for name in before if draw.random() < 0.4}
+        reads.append((forward, {name for name in {*forward, *stores[at]} if draw.random() < 0.7}))
+    every = [name for names in stores for name in names]
+    again = Again(frozenset(name for name in every if draw.random() < 0.6), fleeting)
+    order = BackwardOrder(stores, reads)
+    found = [(at, {order.names[place] for place in places(bits)}) for at, bits in order(again)]
+    assert found == list(slow_order(stores, reads, again))
+
+
+def test_phases_are_cut_once_whatever_lies_between() -> None:
+    graph, graded = lowered("resnet18")
+    walks, scale = Walks(graph), Scale(graph, graded, True, CPU)
+    usual = cut_tiles(walks, "auto", {"h": 32}, CPU)
+    between = levels(graph, scale.stock(usual))[2]
+    shared, alone = (cut_tiles(w, "auto", {"h": 32}, CPU, between=between) for w in (walks, Walks(graph)))
+    assert [(p.number, p.stores, p.grid) for p in shared] == [(p.number, p.stores, p.grid) for p in alone]
+    assert {id(p.forward) for p in shared if p.tiled} & {id(p.forward) for p in usual}
+    found, fresh = scale.weigh(shared), Scale(graph, graded, True, CPU).weigh(alone)
+    assert (found.total_bytes, found.cost, found.turn_bytes) == (fresh.total_bytes, fresh.cost, fresh.turn_bytes)
+    steps = [make_schedule(graph, "stream", phases, Storage.DEVICE, True) for phases in (shared, alone)]
+    assert steps[0].steps == steps[1].steps and dict(steps[0].islands) == dict(steps[1].islands)
 
 
 def test_rungs_need_less_and_less() -> None:

@@ -153,6 +153,14 @@ def test_tiles_that_were_asked_for() -> None:
     assert error.least_bytes is not None and tilegrad.tile(net, budget=error.least_bytes, tile=64).plan_for(shape)
 
 
+@pytest.mark.parametrize("budget", ["640KiB", "2MiB", "8MiB"])
+def test_a_chain_of_norms_in_less_than_its_stored_values(budget: str) -> None:
+    """Four of them are 16 MiB: none is stored where squares of the image leave room for the halos of all."""
+    net = convolutions(norm=True, count=6, width=16)
+    found = tilegrad.tile(net, budget=budget, halos="device").plan_for((1, 1, 256, 256)).schedule
+    assert found.predicted["total_bytes"] <= parse_bytes(budget)
+
+
 def test_tiles_of_a_model_that_cannot_fit() -> None:
     error = refuse(convolutions(width=64), (1, 1, 64, 64), budget="400KiB", tile=16)
     assert "no plan can, for parameters" in error.what and "tile=" not in (error.hint or "")

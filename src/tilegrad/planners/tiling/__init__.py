@@ -17,5 +17,6 @@ from .walks import Walks as Walks
 from .walks import leading_to as leading_to
 from .walks import whole_phase as whole_phase
 from .walks import works_cheaply as works_cheaply
+from .weigh import SURE as SURE
 from .weigh import Scale as Scale
 from .weight import Weight as Weight
