@@ -219,8 +219,8 @@ class TileSearch:
         """The same tiles, as many of the last ones kept as the budget allows: more are never less memory. Room is left
         for what a loss makes of the outputs."""
         budget -= self.loss_bytes
-        if not self.train or _peak(fit) > budget or fit.schedule.remade.values:
-            return fit  # what is made again may lie in memory that a kept record holds, and then it is there twice
+        if not self.train or _peak(fit) > budget:
+            return fit
         best, low, high = fit, 0, len(keepable(fit.schedule)) + 1
         weight = self.scale.weigh(fit.schedule.phases, fit.schedule.storage, fit.schedule.remade)
         middle, above = weight.keep(budget)[0], inf  # `above`: what `high` of them need

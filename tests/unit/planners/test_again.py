@@ -9,18 +9,20 @@ import pytest
 import torch
 
 from tilegrad.bounds import lower_graph
+from tilegrad.execution import Executor, Pass
 from tilegrad.importers import export_module
 from tilegrad.ir import Graph, Kind
 from tilegrad.models import NETWORKS, example_shape
 from tilegrad.planners import TileSearch
 from tilegrad.planners.tile import Fit, fit_tiles
-from tilegrad.planners.tiling import Between, Scale, Walks, cut_tiles, levels, make_schedule
+from tilegrad.planners.tiling import Between, Scale, Walks, cut_tiles, keep_last, keepable, levels, make_schedule
 from tilegrad.planners.tiling.again import block_inputs
-from tilegrad.schedule import Again, Run, Storage, check_schedule
+from tilegrad.schedule import Again, Run, Schedule, Storage, check_schedule
 from tilegrad.schedule.schedule import BackwardOrder, places
 from tilegrad.schedule.text import format_plan, plan_to_json
 from tilegrad.sim.clock import measure_time
 from tilegrad.sim.machine import CPU
+from tilegrad.sim.peak import PeakBytes
 from tilegrad.sim.predict import predict
 from tilegrad.sim.rehearsal import Rehearsals
 
@@ -151,14 +153,30 @@ def test_budgets_are_met() -> None:
         assert plan_to_json(fit.schedule)["remade"] == sorted(fit.schedule.remade.values)
 
 
-def test_no_tile_is_kept_where_values_are_made_again() -> None:
-    """A kept record may hold the memory of a value that was freed: it would be there twice."""
-    graph, graded = lowered("resnet18", 64)
+def measured_bytes(graph: Graph, schedule: Schedule, graded: Sequence[str]) -> int:
+    """What a step allocates, with data."""
+    outside = [v for v in graph.values if not v.kind.computed]
+    tensors = {v.name: torch.zeros(v.type.shape, dtype=getattr(torch, v.type.dtype)) for v in outside}
+    for name in graded:
+        tensors[name].requires_grad_()
+    with PeakBytes("cpu") as peak:
+        step = Pass(Executor(schedule, "cpu"), tensors, torch.device("cpu"), seed=0)
+        outputs, _ = step.forward()
+        step.backward([torch.ones_like(out) for out in outputs])
+    return peak.bytes + sum(t.nbytes for t in tensors.values())
+
+
+@pytest.mark.parametrize("fleeting", [False, True])
+def test_tiles_are_kept_though_values_are_made_again(fleeting: bool) -> None:
+    """A kept record may hold the memory of a value that was freed: once it is made again, it is there twice."""
+    graph, graded = lowered("resnet18", 256)
     search = TileSearch(graph, ("h",), "auto", graded, True, lambda: 0, CPU)
-    phases = cut_tiles(search.walks, "auto", {"h": 32}, CPU)
-    choices = frozenset(search.scale.stock(phases).choices)
-    for again in (Again(), Again(choices)):
-        schedule = make_schedule(graph, "stream", phases, Storage.DEVICE, True, again)
-        table = Rehearsals(schedule, graded)
-        fit = search.dialled(Fit(schedule, predict(schedule, graded, table), table), 1 << 40)
-        assert bool(fit.schedule.kept) == (not again.values)
+    phases = cut_tiles(search.walks, "auto", {"h": 64}, CPU)
+    again = Again(frozenset(search.scale.stock(phases).choices), fleeting)
+    schedule = make_schedule(graph, "stream", phases, Storage.DEVICE, True, again)
+    table = Rehearsals(schedule, graded)
+    for count in (0, 60, len(keepable(schedule))):
+        kept = keep_last(schedule, count)
+        assert predict(kept, graded, table).total_bytes == pytest.approx(measured_bytes(graph, kept, graded), rel=0.01)
+    fit = search.dialled(Fit(schedule, predict(schedule, graded, table), table), 1 << 40)
+    assert len(fit.schedule.kept) == len(keepable(schedule))
