@@ -10,7 +10,7 @@ This is for choosing. What is chosen is rehearsed, and the rehearsal is what a p
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
@@ -28,7 +28,7 @@ from ...sim.machine import Machine
 from ...sim.training import training_graph
 from .again import Ladder, Running, Sizes, Stock
 from .walks import whole_phase
-from .weight import Weight, Weights
+from .weight import PhaseWeight, Weight, Weights
 
 SURE = 0.92  # of a budget: what is weighed so should fit it
 
@@ -57,21 +57,6 @@ class _Moments:
     saved: Sizes  # by the record, at its end
 
 
-@dataclass(frozen=True)
-class _PhaseWeight:
-    """What the tiles of one phase need, whatever lies between phases."""
-
-    phase: TilePhase = field(repr=False)  # whose tiling is known by where it lies: it must not go
-    halos: float
-    forward: float
-    replay_s: Spent
-    cost: Spent
-    backward: float = 0.0
-    turn: float = 0.0
-    saved: Sizes = field(default_factory=lambda: np.zeros(0), repr=False)  # by each tile's record, where it could stay
-    again: Spent = FREE  # what that saves
-
-
 class Scale:
     """A lowered graph, ready to weigh any tiles of it. `graded`: outside values that need a gradient; `of`: a graph
     that this one may be a part of, which was analysed before."""
@@ -84,7 +69,7 @@ class Scale:
         self.needs = needed_gradients(graph, self.graded) if self.graded else frozenset[str]()
         self._moments: dict[tuple[object, ...], _Moments] = {}
         self._cost: dict[str, tuple[float, float]] = {}
-        self._weighed: dict[object, _PhaseWeight] = {}
+        self._weighed: dict[object, PhaseWeight] = {}
         self._stocks: dict[object, Stock] = {}
         self._ladders: dict[int, Ladder] = {}
 
@@ -256,7 +241,7 @@ class Scale:
         saves = FREE.plus(again, 1 / max(1, len(records)))
         return Weights(running, cost, turn + total, total - self.outside, records, saves, self.machine.elapsed)
 
-    def _phase_weight(self, phase: TilePhase, near: bool) -> _PhaseWeight:
+    def _phase_weight(self, phase: TilePhase, near: bool) -> PhaseWeight:
         """The same whatever the others are."""
         names = () if phase.tiled else tuple(node.name for node in phase.nodes)
         key = id(phase.forward), names, phase.stores, near
@@ -264,7 +249,7 @@ class Scale:
             self._weighed[key] = self._weigh_phase(phase, near)
         return self._weighed[key]
 
-    def _weigh_phase(self, phase: TilePhase, near: bool) -> _PhaseWeight:
+    def _weigh_phase(self, phase: TilePhase, near: bool) -> PhaseWeight:
         table = self.moments(phase)
         whole = np.array([size for _, size in table.memories], float)[:, None]
         sizes, kinds = self._tiles(phase, phase.forward)
@@ -272,7 +257,7 @@ class Scale:
         fetched = 0.0 if near else self._fetched(phase, phase.boxed)
         forward_b = fetched + float((table.plain @ bytes_).max(initial=0.0))
         forward, replay, once, backward, link = self._seconds(phase, near)
-        found = _PhaseWeight(phase, self._halos(phase) if near else 0.0, forward_b, replay, forward.plus(link))
+        found = PhaseWeight(phase, self._halos(phase) if near else 0.0, forward_b, replay, forward.plus(link))
         if not self.train:
             return found
         if phase.backward is not phase.forward:
