@@ -80,6 +80,23 @@ def sort_nodes(
     """Assign every node its part and its phase. `complete`: does a tile get all of the gradient of what it makes? Where
     tiles overlap it gets its share, which a user's own backward may not be given. `stored`: values at which a walk ends
     although it could go on."""
+    known: dict[object, _Parts] = graph.__dict__.setdefault("_parts", {})  # found once, whatever is stored
+    key = tuple(tiled), complete
+    if key not in known:
+        known[key] = _parts(graph, axes, tiled, complete)
+    part, whole = known[key]
+    phase: dict[str, int] = {}
+    for node in graph.nodes:
+        phase[node.name] = _phase(graph, node, part, phase, whole, stored)
+    local = (out for node in graph.nodes if part[node.name] is NodePart.LOCAL for out in node.outputs)
+    return Roles(tuple(tiled), part, phase, frozenset(local), whole)
+
+
+_Parts = tuple[dict[str, NodePart], frozenset[tuple[str, int]]]
+
+
+def _parts(graph: Graph, axes: Axes, tiled: Sequence[str], complete: bool) -> _Parts:
+    """Every node's part, and what is read whole although it lies on the axes."""
     part, whole = dict[str, NodePart](), set[tuple[str, int]]()
     for node in graph.nodes:
         shared = not complete and find(node).opaque
@@ -92,11 +109,7 @@ def sort_nodes(
     for node in graph.nodes:
         if part[node.name] is NodePart.LOCAL and _ends_in_head(graph, node, part, axes, tiled):
             part[node.name] = NodePart.FOLD if node.inputs[0].value in walked else NodePart.WHOLE
-    phase: dict[str, int] = {}
-    for node in graph.nodes:
-        phase[node.name] = _phase(graph, node, part, phase, whole, stored)
-    local = (out for node in graph.nodes if part[node.name] is NodePart.LOCAL for out in node.outputs)
-    return Roles(tuple(tiled), part, phase, frozenset(local), frozenset(whole))
+    return part, frozenset(whole)
 
 
 def _ends_in_head(graph: Graph, node: Node, part: dict[str, NodePart], axes: Axes, tiled: Sequence[str]) -> bool:

@@ -19,7 +19,7 @@ from ..sim.training import training_graph
 from .problem import Effort, Planner, Problem, Proposal, TrainingStep
 from .recompute import schedule_reruns
 from .tile import axis_lengths, total_stride
-from .tiling import Scale, Walks, Weight, cut_tiles, make_schedule
+from .tiling import Scale, UncutPhase, Walks, Weight, cut_tiles, make_schedule
 
 MUCH = 1.1  # times plain: from here on a mix of tiles and whole nodes is worth a search
 SHARES = (0.4, 0.6, 0.8, 0.95)  # of all activations' bytes that the tiled stretch makes
@@ -103,6 +103,8 @@ def _options(problem: Problem, inner: Graph, rest: Graph) -> Iterator[_Mix]:
     walks, graded = Walks(lowered), [name for name in problem.graded if name in lowered.value]
     if axis not in {a for dims in walks.axes.dims.values() for a in dims}:
         return
+    if sum(isinstance(part, UncutPhase) for part in walks.parts((axis,), complete=True)) > MOST_WALKS:
+        return
     scale = Scale(lowered, graded, True, problem.machine, problem.tiles.scale)
     step: TrainingStep | None = None
     unit, length = total_stride(lowered, (axis,)), axis_lengths(lowered, (axis,))[axis]
@@ -110,7 +112,7 @@ def _options(problem: Problem, inner: Graph, rest: Graph) -> Iterator[_Mix]:
         phases = cut_tiles(walks, "stream", {axis: -(-length // (count * unit)) * unit}, problem.machine)
         weight = scale.weigh(phases)
         need = weight.total_bytes - sum(lowered.type(name).bytes for name in lowered.outputs)  # which the rest frees
-        if sum(phase.tiled for phase in phases) > MOST_WALKS or need > problem.budget:
+        if need > problem.budget:
             continue
         crossing = [name for name in (*problem.graded, *lowered.outputs) if name in rest.value]
         step = step or TrainingStep(training_graph(rest, crossing), problem.machine, QUICK)

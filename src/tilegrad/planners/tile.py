@@ -24,6 +24,7 @@ from ..sim.predict import Prediction, predict
 from ..sim.rehearsal import Rehearsals
 from .problem import Planner, Problem, Proposal
 from .tiling import (
+    SURE,
     USUAL,
     Between,
     Scale,
@@ -38,7 +39,7 @@ from .tiling import (
     plan_plain,
 )
 
-MOST_ISLANDS = 4096  # in all walks together
+MOST_ISLANDS = 16384  # in all walks together
 MOST_TILES = 1024  # in a walk: more of them cost more time than the memory they save is worth
 LOSS = 2  # times the outputs: what a loss holds besides them and their gradients
 FEW_TILES = 64  # in a walk: more are only weighed where these do not fit
@@ -157,21 +158,28 @@ class TileSearch:
     def _cut(self) -> dict[tuple[object, ...], tuple[TilePhase, ...]]:
         return {}
 
+    def families(self, *, few: bool) -> list[list[TileSizes]]:
+        """All sizes that are weighed, one number of tiles after another."""
+        return self._families[0 if few else 1]
+
+    @cached_property
+    def _families(self) -> tuple[list[list[TileSizes]], list[list[TileSizes]]]:
+        return [*_families(self, few=True)], [*_families(self, few=False)]
+
     def floor(self, storage: str) -> float:
         """No tiles need less of what usually lies between phases."""
-        return self.scale.floor(self._some_tiles(USUAL), storage)
+        return self.scale.floor(next(self._some_tiles(USUAL)), storage)
 
-    def _some_tiles(self, between: Between, at: int = 0) -> tuple[TilePhase, ...]:
-        """Along one axis: few (0) or many (-1)."""
-        families = [family for family in _families(self, few=True) if family]
-        sizes = families[0][at] if families else {}
-        return self._cut_into(self.modes[0], sizes, between)
+    def _some_tiles(self, between: Between, at: int = 0) -> Iterator[tuple[TilePhase, ...]]:
+        """Few (0) or many (-1), along one axis or all."""
+        for sizes in [family[at] for family in self.families(few=True) if family] or [{}]:
+            yield self._cut_into(self.modes[0], sizes, between)
 
     def between(self, storage: str, budget: float) -> list[Between]:
         """What may lie between phases: as much as many tiles should leave room for, as few tiles, or half way."""
         if storage != Storage.DEVICE or not self.train:
             return [USUAL] if self.floor(storage) <= budget else []
-        found = levels(self.graph, self.scale.stock(self._some_tiles(USUAL)))
+        found = levels(self.graph, self.scale.stock(next(self._some_tiles(USUAL))))
         tried = sorted({min(len(found) - 1, round(GROWTH**k) - 1) for k in range(20)})
         many = self._first_to_fit(found, tried, -1, budget)
         few = self._first_to_fit(found, [at for at in tried if at >= many], 0, MARGIN * budget)
@@ -179,20 +187,22 @@ class TileSearch:
 
     def _first_to_fit(self, found: Sequence[Between], tried: Sequence[int], tiles: int, budget: float) -> int:
         """Of what may lie between phases, what leaves room for tiles; where nothing does, what leaves most."""
+        floor = {at: self.scale.floor(next(self._some_tiles(found[at], tiles)), Storage.DEVICE) for at in tried}
         least: dict[int, float] = {}
-        for at in tried:
-            options = self.scale.weigh_within(self._some_tiles(found[at], tiles), Storage.DEVICE, budget)
-            least[at] = min(weight.total_bytes for _, weight in options)
-            if least[at] <= budget:
-                return at
+        for at in [at for at in tried if floor[at] <= budget] or tried:
+            for phases in self._some_tiles(found[at], tiles):
+                options = self.scale.weigh_within(phases, Storage.DEVICE, budget)
+                least[at] = min(least.get(at, inf), *(weight.total_bytes for _, weight in options))
+                if least[at] <= budget:
+                    return at
         return min(least, key=least.__getitem__)
 
     def smallest(self, storages: Sequence[str]) -> Fit | None:
         """The tiles that need least of all that are weighed."""
         if not self.axes:
             return None
-        most = [family[-1] for family in _families(self, few=False) if family]
-        sizes = [*(each for family in _families(self, few=True) for each in family), *most]
+        most = [family[-1] for family in self.families(few=False) if family]
+        sizes = [*(each for family in self.families(few=True) for each in family), *most]
         between = (self.between(storages[-1], 0.0) or [USUAL])[-1]
         every = [o for size in sizes for mode in self.modes for o in self.weigh(mode, size, storages[-1], 0.0, between)]
         options = [option for option in every if option.tiles <= MOST_ISLANDS] or every[:1]
@@ -209,8 +219,8 @@ class TileSearch:
         """The same tiles, as many of the last ones kept as the budget allows: more are never less memory. Room is left
         for what a loss makes of the outputs."""
         budget -= self.loss_bytes
-        if not self.train or _peak(fit) > budget or fit.schedule.remade.values:
-            return fit  # what is made again may lie in memory that a kept record holds, and then it is there twice
+        if not self.train or _peak(fit) > budget:
+            return fit
         best, low, high = fit, 0, len(keepable(fit.schedule)) + 1
         weight = self.scale.weigh(fit.schedule.phases, fit.schedule.storage, fit.schedule.remade)
         middle, above = weight.keep(budget)[0], inf  # `above`: what `high` of them need
@@ -252,20 +262,34 @@ def _peak(fit: Fit) -> int:
 
 
 def fit_tiles(search: TileSearch, budget: int, storages: Sequence[str]) -> Fit | None:
-    """The fastest tiles that fit, near storage before far; None where none do."""
+    """The fastest tiles that fit, few where few do, wherever values are kept between phases; None where none fit."""
     if not search.axes:
         return None
     check_axes(search.graph, label_axes(search.graph), search.axes)
-    for storage in storages:
-        for few in (True, False):
-            found = _fastest(search, _options(search, storage, budget, few=few), budget)
-            if found is not None:
-                try:
-                    return search.dialled(found, budget)
-                except KeyboardInterrupt:
-                    stop()
-                    return found
+    for few in (True, False):
+        options = [option for storage in storages for option in _options(search, storage, budget, few=few)]
+        found = _fastest(search, options, budget)
+        if found is not None:
+            try:
+                found = search.dialled(found, budget)
+                return _rival(search, found, options, budget) or found
+            except KeyboardInterrupt:
+                stop()
+                return found
     return None
+
+
+def _rival(search: TileSearch, found: Fit, options: Sequence[Option], budget: int) -> Fit | None:
+    """Where fewer tiles can be kept than was thought: what is faster with none of them kept."""
+    seconds = found.seconds(search)
+    sure = [o for o in options if o.weight.total_bytes <= SURE * budget and NEAR * o.weight.seconds < seconds]
+    if not sure:
+        return None
+    fit = search.rehearse(min(sure, key=lambda o: o.weight.seconds))
+    if _peak(fit) > budget:
+        return None
+    fit = search.dialled(fit, budget)
+    return fit if fit.seconds(search) < seconds else None
 
 
 def _options(search: TileSearch, storage: str, budget: int, *, few: bool) -> list[Option]:
@@ -273,7 +297,7 @@ def _options(search: TileSearch, storage: str, budget: int, *, few: bool) -> lis
     return [
         option
         for between in search.between(storage, budget)
-        for family in _families(search, few=few)
+        for family in search.families(few=few)
         for option in _weighed(search, family, storage, budget, between)
         if option.tiles <= MOST_ISLANDS
     ]
@@ -309,10 +333,14 @@ def _fastest(search: TileSearch, options: list[Option], budget: int) -> Fit | No
             option = min((o for o in sure if o.seconds(room) <= NEAR * least), key=lambda o: o.tiles)
         else:
             option = min(fitting, key=lambda o: (o.weight.total_bytes, o.weight.seconds))
-        fit = search.rehearse(option)
+        again, weight = option.again, option.weight
+        if again.values:
+            room = budget / max(1.0, trust)
+            again, weight = search.scale.without_need(option.phases, option.storage, again, room)
+        fit = search.rehearse(replace(option, again=again, weight=weight))
         if _peak(fit) <= budget:
             return fit
-        trust = max(trust, _peak(fit) / option.weight.total_bytes)
+        trust = max(trust, _peak(fit) / weight.total_bytes)
         options = [o for o in options if o is not option]
     return None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import inf
 
 from ..bounds import call_of, share_of
 from ..ir import Graph
@@ -229,9 +230,10 @@ def phase_steps(
     groups.append(([Turn()], {*graph.outputs, *(new for _, new in graph.updates)}))
     uses = [(read_uses(phase), backward_uses(phase, keep)) for phase in phases]
     remade: dict[int, frozenset[str]] = {}
-    for at, made in backward_order([phase.stores for phase in phases], uses, again) if train else ():
-        if made:
-            remade[len(groups)] = made
+    order = BackwardOrder([phase.stores for phase in phases], uses)
+    for at, bits in order(again) if train else ():
+        if bits:
+            made = remade[len(groups)] = frozenset(order.names[place] for place in places(bits))
             groups.append((run_steps(phases[at], frozenset()), uses[at][0] | made))
         else:
             groups.append((backward_steps(phases[at], keep), uses[at][1]))
@@ -262,30 +264,51 @@ def with_frees(
     return tuple(found)
 
 
-def backward_order(
-    stores: Sequence[Collection[str]], reads: Sequence[tuple[set[str], set[str]]], again: Again
-) -> Iterator[tuple[int, frozenset[str]]]:
-    """What phases do behind the turn, in reverse order: a phase's backward, and before it those that run once more,
-    with what each of them makes for it. `stores`, `reads`: of each phase, what it stores, and what it reads forward and
-    backward."""
-    maker = {name: at for at, names in enumerate(stores) for name in names if name in again.values}
-    there, served = set[str](), set[str]()  # made; read by a backward since
+class BackwardOrder:
+    """What phases do behind the turn. `stores`, `reads`: of each phase, what it stores, and what it reads forward and
+    backward. Asked of the same phases many times, so sets of values are bits of a number."""
 
-    def make(names: set[str]) -> Iterator[tuple[int, frozenset[str]]]:
-        for name in sorted(names & maker.keys()):
-            if name not in there:
-                at = maker[name]
-                made = {n for n in stores[at] if n in maker and (n in names or not again.fleeting)} - there
-                there.update(made)
-                yield from make(reads[at][0])
-                yield at, frozenset(made)
+    def __init__(self, stores: Sequence[Collection[str]], reads: Sequence[tuple[Collection[str], Collection[str]]]):
+        self.names = sorted({name for names in stores for name in names})
+        self._bit = {name: 1 << at for at, name in enumerate(self.names)}
+        self._stores = [self.bits(names) for names in stores]
+        self.reads = [(self.bits(forward), self.bits(backward)) for forward, backward in reads]
+        self._maker = {1 << bit: at for at, bits in enumerate(self._stores) for bit in places(bits)}
 
-    for at in reversed(range(len(stores))):
-        yield from make(reads[at][1])
-        served |= reads[at][1]
-        if again.fleeting:
-            there &= served
-        yield at, frozenset()
+    def bits(self, names: Collection[str]) -> int:
+        return sum(self._bit[name] for name in names if name in self._bit)
+
+    def __call__(self, again: Again, most: float = inf) -> list[tuple[int, int]]:
+        """In reverse order, a phase's backward (and 0), and before it those that run once more, with what each of them
+        makes for it. No more than about so many are listed."""
+        remade, fleeting = self.bits(again.values), again.fleeting
+        there = served = 0  # made; read by a backward since
+        found: list[tuple[int, int]] = []
+
+        def make(names: int) -> None:
+            nonlocal there
+            while (missing := names & remade & ~there) and len(found) <= most:
+                at = self._maker[missing & -missing]
+                made = self._stores[at] & remade & ~there & (names if fleeting else remade)
+                there |= made
+                make(self.reads[at][0])
+                found.append((at, made))
+
+        for at in reversed(range(len(self._stores))):
+            make(self.reads[at][1])
+            served |= self.reads[at][1]
+            if fleeting:
+                there &= served
+            found.append((at, 0))
+        return found
+
+
+def places(bits: int) -> Iterator[int]:
+    """Which bits are set."""
+    while bits:
+        lowest = bits & -bits
+        yield lowest.bit_length() - 1
+        bits ^= lowest
 
 
 def run_steps(phase: TilePhase, keep: frozenset[str]) -> list[ScheduleStep]:

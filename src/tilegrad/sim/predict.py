@@ -316,11 +316,23 @@ class _Walk:
 
     def _have(self, name: str, size: int | None = None) -> None:
         if name not in self.values or size is not None:
-            if name in self.sizes:  # made once more while it is there
+            if name in self.held and name not in self.values:
+                self._leave_to_records(name)
+            elif name in self.sizes:  # made once more while it is there
                 self._die(name, self.at + 1)
             self.values.add(name)
             self.sizes[name] = self._stored_bytes(name) if size is None else size
             self.born[name] = self.at
+
+    def _leave_to_records(self, name: str) -> None:
+        """Made once more while records hold the memory that it had: that is theirs alone from now on."""
+        theirs = f"{name} before {self.at}"
+        self.sizes[theirs], self.born[theirs] = self.sizes[name], self.born[name]
+        self.held[theirs] = self.held.pop(name)
+        self.sizes.drop(name)
+        for island, names in self.holds.items():
+            if name in names:
+                self.holds[island] = names - {name} | {theirs}
 
     def _die(self, name: str, at: int | None = None) -> None:
         if name in self.sizes:

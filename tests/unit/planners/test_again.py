@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Collection, Iterator, Sequence
+
 import pytest
 import torch
 
 from tilegrad.bounds import lower_graph
+from tilegrad.execution import Executor, Pass
 from tilegrad.importers import export_module
 from tilegrad.ir import Graph, Kind
 from tilegrad.models import NETWORKS, example_shape
 from tilegrad.planners import TileSearch
 from tilegrad.planners.tile import Fit, fit_tiles
-from tilegrad.planners.tiling import Between, Scale, Walks, cut_tiles, levels, make_schedule
+from tilegrad.planners.tiling import Between, Scale, Walks, cut_tiles, keep_last, keepable, levels, make_schedule
 from tilegrad.planners.tiling.again import block_inputs
-from tilegrad.schedule import Again, Run, Storage, check_schedule
+from tilegrad.schedule import Again, Run, Schedule, Storage, check_schedule
+from tilegrad.schedule.schedule import BackwardOrder, places
 from tilegrad.schedule.text import format_plan, plan_to_json
 from tilegrad.sim.clock import measure_time
 from tilegrad.sim.machine import CPU
+from tilegrad.sim.peak import PeakBytes
 from tilegrad.sim.predict import predict
 from tilegrad.sim.rehearsal import Rehearsals
 
@@ -48,6 +54,60 @@ def test_none_is_made_twice_unless_fleeting() -> None:
         steps = make_schedule(graph, "stream", phases, Storage.DEVICE, True, Again(values, fleeting)).steps
         most = max(steps.count(Run(name)) for name in (phase.name((0,)) for phase in phases if phase.tiled))
         assert (most > 2) == fleeting
+
+
+def slow_order(
+    stores: Sequence[Collection[str]], reads: Sequence[tuple[set[str], set[str]]], again: Again
+) -> Iterator[tuple[int, set[str]]]:
+    """`BackwardOrder`, by name."""
+    maker = {name: at for at, names in enumerate(stores) for name in names if name in again.values}
+    there, served = set[str](), set[str]()
+
+    def make(names: set[str]) -> Iterator[tuple[int, set[str]]]:
+        for name in sorted(names & maker.keys()):
+            if name not in there:
+                at = maker[name]
+                made = {n for n in stores[at] if n in maker and (n in names or not again.fleeting)} - there
+                there.update(made)
+                yield from make(reads[at][0])
+                yield at, made
+
+    for at in reversed(range(len(stores))):
+        yield from make(reads[at][1])
+        served.update(reads[at][1])
+        there.intersection_update(served if again.fleeting else there)
+        yield at, set()
+
+
+@pytest.mark.parametrize("fleeting", [False, True])
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_made_again_in_which_order(seed: int, fleeting: bool) -> None:
+    draw = random.Random(seed)
+    stores = [[f"v{draw.randrange(1000)}.{at}.{k}" for k in range(draw.randrange(3))] for at in range(12)]
+    reads = []
+    for at in range(12):
+        before = [name for names in stores[:at] for name in names]
+        forward = {name for name in before if draw.random() < 0.4}
+        reads.append((forward, {name for name in {*forward, *stores[at]} if draw.random() < 0.7}))
+    every = [name for names in stores for name in names]
+    again = Again(frozenset(name for name in every if draw.random() < 0.6), fleeting)
+    order = BackwardOrder(stores, reads)
+    found = [(at, {order.names[place] for place in places(bits)}) for at, bits in order(again)]
+    assert found == list(slow_order(stores, reads, again))
+
+
+def test_phases_are_cut_once_whatever_lies_between() -> None:
+    graph, graded = lowered("resnet18")
+    walks, scale = Walks(graph), Scale(graph, graded, True, CPU)
+    usual = cut_tiles(walks, "auto", {"h": 32}, CPU)
+    between = levels(graph, scale.stock(usual))[2]
+    shared, alone = (cut_tiles(w, "auto", {"h": 32}, CPU, between=between) for w in (walks, Walks(graph)))
+    assert [(p.number, p.stores, p.grid) for p in shared] == [(p.number, p.stores, p.grid) for p in alone]
+    assert {id(p.forward) for p in shared if p.tiled} & {id(p.forward) for p in usual}
+    found, fresh = scale.weigh(shared), Scale(graph, graded, True, CPU).weigh(alone)
+    assert (found.total_bytes, found.cost, found.turn_bytes) == (fresh.total_bytes, fresh.cost, fresh.turn_bytes)
+    steps = [make_schedule(graph, "stream", phases, Storage.DEVICE, True) for phases in (shared, alone)]
+    assert steps[0].steps == steps[1].steps and dict(steps[0].islands) == dict(steps[1].islands)
 
 
 def test_rungs_need_less_and_less() -> None:
@@ -93,14 +153,30 @@ def test_budgets_are_met() -> None:
         assert plan_to_json(fit.schedule)["remade"] == sorted(fit.schedule.remade.values)
 
 
-def test_no_tile_is_kept_where_values_are_made_again() -> None:
-    """A kept record may hold the memory of a value that was freed: it would be there twice."""
-    graph, graded = lowered("resnet18", 64)
+def measured_bytes(graph: Graph, schedule: Schedule, graded: Sequence[str]) -> int:
+    """What a step allocates, with data."""
+    outside = [v for v in graph.values if not v.kind.computed]
+    tensors = {v.name: torch.zeros(v.type.shape, dtype=getattr(torch, v.type.dtype)) for v in outside}
+    for name in graded:
+        tensors[name].requires_grad_()
+    with PeakBytes("cpu") as peak:
+        step = Pass(Executor(schedule, "cpu"), tensors, torch.device("cpu"), seed=0)
+        outputs, _ = step.forward()
+        step.backward([torch.ones_like(out) for out in outputs])
+    return peak.bytes + sum(t.nbytes for t in tensors.values())
+
+
+@pytest.mark.parametrize("fleeting", [False, True])
+def test_tiles_are_kept_though_values_are_made_again(fleeting: bool) -> None:
+    """A kept record may hold the memory of a value that was freed: once it is made again, it is there twice."""
+    graph, graded = lowered("resnet18", 256)
     search = TileSearch(graph, ("h",), "auto", graded, True, lambda: 0, CPU)
-    phases = cut_tiles(search.walks, "auto", {"h": 32}, CPU)
-    choices = frozenset(search.scale.stock(phases).choices)
-    for again in (Again(), Again(choices)):
-        schedule = make_schedule(graph, "stream", phases, Storage.DEVICE, True, again)
-        table = Rehearsals(schedule, graded)
-        fit = search.dialled(Fit(schedule, predict(schedule, graded, table), table), 1 << 40)
-        assert bool(fit.schedule.kept) == (not again.values)
+    phases = cut_tiles(search.walks, "auto", {"h": 64}, CPU)
+    again = Again(frozenset(search.scale.stock(phases).choices), fleeting)
+    schedule = make_schedule(graph, "stream", phases, Storage.DEVICE, True, again)
+    table = Rehearsals(schedule, graded)
+    for count in (0, 60, len(keepable(schedule))):
+        kept = keep_last(schedule, count)
+        assert predict(kept, graded, table).total_bytes == pytest.approx(measured_bytes(graph, kept, graded), rel=0.01)
+    fit = search.dialled(Fit(schedule, predict(schedule, graded, table), table), 1 << 40)
+    assert len(fit.schedule.kept) == len(keepable(schedule))

@@ -99,7 +99,8 @@ def test_halos_elsewhere() -> None:
     assert about(here, 'halos="disk"') == pytest.approx(there.least_bytes, rel=0.15)
 
 
-def test_norms_that_wait_for_the_whole_image() -> None:
+def test_norms_that_train_need_little_more_than_frozen_ones() -> None:
+    """What they wait for is not stored where memory is short: it would not help to freeze them."""
     net, shape = convolutions(norm=True, count=6, width=16), (1, 1, 256, 256)
     budget = just_above(net, shape)
     training = refuse(net, shape, budget=budget, halos="device", planner="tile")
@@ -107,8 +108,8 @@ def test_norms_that_wait_for_the_whole_image() -> None:
         if isinstance(layer, nn.BatchNorm2d):
             layer.eval()
     frozen = refuse(net, shape, budget=budget, halos="device", planner="tile")
-    assert frozen.least_bytes is not None and training.least_bytes is not None and ".eval()" not in (frozen.hint or "")
-    assert frozen.least_bytes <= 1.1 * about(training, "batch norms in .eval()") < 1.1 * training.least_bytes
+    assert frozen.least_bytes is not None and training.least_bytes is not None
+    assert training.least_bytes < 1.5 * frozen.least_bytes and ".eval()" not in (training.hint or "")
 
 
 def test_values_that_could_wait_in_a_file() -> None:
@@ -151,6 +152,14 @@ def test_tiles_that_were_asked_for() -> None:
     assert error.hint is not None and re.match(r'budget="\d+MiB", a smaller tile=, budget= alone', error.hint)
     assert error.hint.endswith("or fewer than 2 samples") and error.where
     assert error.least_bytes is not None and tilegrad.tile(net, budget=error.least_bytes, tile=64).plan_for(shape)
+
+
+@pytest.mark.parametrize("budget", ["640KiB", "2MiB", "8MiB"])
+def test_a_chain_of_norms_in_less_than_its_stored_values(budget: str) -> None:
+    """Four of them are 16 MiB: none is stored where squares of the image leave room for the halos of all."""
+    net = convolutions(norm=True, count=6, width=16)
+    found = tilegrad.tile(net, budget=budget, halos="device").plan_for((1, 1, 256, 256)).schedule
+    assert found.predicted["total_bytes"] <= parse_bytes(budget)
 
 
 def test_tiles_of_a_model_that_cannot_fit() -> None:

@@ -22,14 +22,15 @@ from numpy.typing import NDArray
 from ...ir import Graph
 from ...ops import Reduction, find
 from ...schedule import KEPT, Again, TilePhase
-from ...schedule.schedule import backward_order, backward_uses, forward_uses, read_uses
+from ...schedule.schedule import BackwardOrder, backward_uses, forward_uses, places, read_uses
 from ...sim.clock import Spent
 
 Sizes = NDArray[np.float64]
 Lives = tuple[NDArray[np.int64], NDArray[np.int64], Sizes]  # from, to, bytes
 SEGMENTS = (1, 2, 3, 4, 6, 8, 12)  # into which what is made again is divided by what is kept
 STARTS = 16  # phases that are tried as the first from which on everything is kept
-RUNGS = 12  # choices that are looked at closely
+LOOKS = 16  # at what might as well be kept
+MOST_REPLAYS = 6  # times all phases: what may run once more
 
 
 @dataclass(frozen=True)
@@ -119,10 +120,20 @@ class Stock:
         chosen = set(self.choices)
         self.stores = [tuple(n for n in phase.stores if n in chosen) for phase in phases]
         self.reads = [(read_uses(p) & chosen, back & chosen) for p, back in zip(phases, uses, strict=True)]
+        self._order = BackwardOrder(self.stores, self.reads)
+        self._row = [self.place[name] for name in self._order.names]
 
     def held(self, again: Again = KEPT) -> HeldBytes:
+        return self._held(again, self._order(again) if self.train else [])
+
+    def bounded(self, again: Again) -> HeldBytes | None:
+        """None where phases would run once more far too often."""
+        most = (1 + MOST_REPLAYS) * self.count
+        order = self._order(again, most)
+        return self._held(again, order) if len(order) <= most else None
+
+    def _held(self, again: Again, order: Sequence[tuple[int, int]]) -> HeldBytes:
         count = self.count
-        order = list(backward_order(self.stores, self.reads, again)) if self.train else []
         end = count + len(order)
         back = np.full(count + 1, count)
         back[[at for at, made in order if not made]] = [t for t, (_, made) in enumerate(order, count) if not made]
@@ -141,15 +152,15 @@ class Stock:
         phases, times = np.array(replays, int).reshape(-1, 2).T
         return HeldBytes(again, there[:count], after, phases, there[times])
 
-    def _gone(self, order: Sequence[tuple[int, frozenset[str]]], again: Again) -> Lives:
+    def _gone(self, order: Sequence[tuple[int, int]], again: Again) -> Lives:
         """When values are not there that are made again."""
-        last = {name: int(self.forward[self.place[name]]) for name in again.values}
+        row, reads, remade = self._row, self._order.reads, self._order.bits(again.values)
+        last = {bit: int(self.forward[row[bit]]) for bit in places(remade)}
         found: list[tuple[int, int, float]] = []
-        for time, (at, made) in enumerate(order, self.count) if again.values else ():
-            for name in made:
-                found.append((last[name] + 1, time - 1, -float(self.size[self.place[name]])))
-            for name in self.reads[at][0 if made else 1] | made:
-                last[name] = time
+        for time, (at, made) in enumerate(order, self.count) if remade else ():
+            found += [(last[bit] + 1, time - 1, -self.size[row[bit]]) for bit in places(made)]
+            if again.fleeting:  # else none is made twice
+                last |= dict.fromkeys(places((reads[at][0 if made else 1] | made) & remade), time)
         begin, stop, size = np.array(found, float).reshape(-1, 3).T
         return begin.astype(int), stop.astype(int), size
 
@@ -168,25 +179,19 @@ class Stock:
         place = self.place
         return {n for n in self.choices if self.backward[place[n]] <= at}
 
-    def rungs(self, running: Running) -> list[HeldBytes]:
-        """Choices of what is made again, from none at all to the least memory: more time, less memory. `running`: of
-        such tiles as may come, about."""
-        proposed = dict.fromkeys(Again(values, fleeting) for values in self._proposed() for fleeting in (False, True))
-        front = self._front([self.held(again) for again in proposed], running)
-        step = -(-len(front) // RUNGS)
-        front += [self._without_need(held, running) for held in front[::-step]]
-        return self._front(front, running)
+    def without_need(self, again: Again, running: Running, most: float, steps: int) -> Again:
+        """Of what is made again, what might as well be kept in so many bytes is kept: the dearest first, in so many
+        steps."""
+        names = sorted(again.values, key=lambda n: (-running.replay_s[self.first[self.place[n]]].sum(), n))
+        size = -(-len(names) // steps)
+        for at in range(0, len(names), size or 1):
+            less = replace(again, values=again.values.difference(names[at : at + size]))
+            held = self.bounded(less)
+            if held is not None and running.peak(held) <= most:
+                again = less
+        return again
 
-    def _front(self, found: Collection[HeldBytes], running: Running) -> list[HeldBytes]:
-        """Those that need less than all that are faster."""
-        least, front = inf, []
-        for held in sorted(found, key=lambda h: (running.seconds(h), running.peak(h))):
-            if running.peak(held) < least:
-                least = running.peak(held)
-                front.append(held)
-        return front
-
-    def _proposed(self) -> Iterator[frozenset[str]]:
+    def proposed(self) -> Iterator[frozenset[str]]:
         """The last ones kept, for they are needed first; the others in segments, between which they are kept."""
         yield frozenset()
         made = sorted(self.choices, key=lambda n: int(self.first[self.place[n]]))
@@ -211,15 +216,54 @@ class Stock:
             if not any(made <= end < last for end in ends):
                 yield name
 
-    def _without_need(self, held: HeldBytes, running: Running) -> HeldBytes:
-        """Of what is made again, what might as well be kept is kept."""
-        most = running.peak(held)
-        names = held.again.values
-        for name in sorted(names, key=lambda n: (-running.replay_s[self.first[self.place[n]]].sum(), n)):
-            less = self.held(replace(held.again, values=held.again.values - {name}))
-            if running.peak(less) <= most:
-                held = less
-        return held
+
+class Ladder:
+    """Choices of what is made again, from none at all to the least memory: more time, less memory. `running`: of such
+    tiles as may come, about."""
+
+    def __init__(self, stock: Stock, running: Running):
+        self.stock, self.running = stock, running
+        self._refined: dict[Again, HeldBytes] = {}
+
+    def within(self, running: Running, limits: Sequence[float]) -> list[HeldBytes]:
+        """The first to fit each limit; the least where none does."""
+        rungs = self._lasting
+        if running.peak(rungs[-1]) > min(limits):
+            rungs = self._every
+        peaks = [running.peak(held) for held in rungs]
+        least = min(range(len(peaks)), key=peaks.__getitem__)
+        chosen = {next((at for at, peak in enumerate(peaks) if peak <= limit), least) for limit in limits}
+        return [self._without_need(rungs[at]) for at in sorted(chosen)]
+
+    def _without_need(self, held: HeldBytes) -> HeldBytes:
+        if held.again not in self._refined:
+            again = self.stock.without_need(held.again, self.running, self.running.peak(held), LOOKS)
+            self._refined[held.again] = self.stock.held(again)
+        return self._refined[held.again]
+
+    @cached_property
+    def _lasting(self) -> list[HeldBytes]:
+        return self._front(self._held(fleeting=False))
+
+    @cached_property
+    def _every(self) -> list[HeldBytes]:
+        """What is made for others to be made, made a third time: only where nothing else fits."""
+        return self._front([*self._lasting, *self._held(fleeting=True)])
+
+    def _held(self, *, fleeting: bool) -> list[HeldBytes]:
+        found = (self.stock.bounded(Again(v, fleeting)) for v in dict.fromkeys(self.stock.proposed()))
+        return [held for held in found if held is not None]
+
+    def _front(self, found: Collection[HeldBytes]) -> list[HeldBytes]:
+        """Those that need less than all that are faster."""
+        least, front = inf, []
+        figures = [(self.running.seconds(held), self.running.peak(held), at) for at, held in enumerate(found)]
+        held = list(found)
+        for _, peak, at in sorted(figures):
+            if peak < least:
+                least = peak
+                front.append(held[at])
+        return front
 
 
 def levels(graph: Graph, stock: Stock) -> list[Between]:

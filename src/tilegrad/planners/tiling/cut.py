@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import numpy as np
 
@@ -123,10 +124,20 @@ class _Tiles:
         return min(found, key=held_bytes) if len(found) > 1 else found[0]
 
     def _cut(self, part: UncutPhase) -> TilePhase:
-        gather = self.mode == "gather"
-        forward = self._tiling(part, "scatter" if gather else self.mode)
-        backward = self._tiling(part, self.mode) if gather else forward
-        return TilePhase(
+        carried = None if self.carried is None else frozenset(self.carried)
+        key = "phase", self.mode, tuple(self.shares.items()), self.machine, self.chosen, carried
+        if key not in part.known:
+            part.known[key] = self._made(part)
+        phase, wide = cast(tuple[TilePhase, set[str]], part.known[key])
+        self.wide |= wide
+        return replace(phase, number=part.number)
+
+    def _made(self, part: UncutPhase) -> tuple[TilePhase, set[str]]:
+        """A phase, and values of which its tiles would hold too much."""
+        gather, wide = self.mode == "gather", set[str]()
+        forward = self._tiling(part, "scatter" if gather else self.mode, wide)
+        backward = self._tiling(part, self.mode, wide) if gather else forward
+        phase = TilePhase(
             part.number,
             self.walks.graph,
             part.nodes,
@@ -137,17 +148,19 @@ class _Tiles:
             forward,
             backward,
         )
+        return phase, wide
 
-    def _tiling(self, part: UncutPhase, mode: str) -> Tiling:
+    def _tiling(self, part: UncutPhase, mode: str, wide: set[str]) -> Tiling:
         graph, axes = self.walks.graph, self.walks.axes
         cuts = {axis: self._cuts(part, line, mode) for axis, line in part.lines.items()}
         carried = self.carried if mode == "stream" else None
         if self.chosen:
-            seams = Seams(graph, axes, part.lines, cuts, self.machine)
+            every = {axis: self._spans(part, line, mode, cuts[axis], None) for axis, line in part.lines.items()}
+            seams = Seams(graph, axes, part.lines, cuts, self.machine, every)
             carried = seams.choose(part.nodes)
         spans = {axis: self._spans(part, line, mode, cuts[axis], carried) for axis, line in part.lines.items()}
         if self.chosen:
-            self.wide |= seams.wide(spans, part.nodes)
+            wide |= seams.wide(spans, part.nodes)
         kept = carried if carried is None else frozenset(carried)
         return Tiling(graph, axes, tuple(part.lines), mode, part.nodes, part.lines, spans, cuts, kept, part.loose)
 
@@ -159,38 +172,45 @@ class _Tiles:
             sizes = {v: max(1, round(self.shares[line.axis] * line.sizes[v])) for v in names}
             count = max(-(-line.sizes[v] // sizes[v]) for v in names)
             cuts = {v: _cut(line.sizes[v], sizes[v], count) for v in names}
-            level = mode == "stream" and count > 1
-            part.known[key] = _level(self.walks.graph, line, cuts, count) if level else cuts
+            part.known[key] = cuts
+            if mode == "stream" and count > 1:
+                level, spans = _level(self.walks.graph, line, cuts, count)
+                part.known.update({key: level, self._spans_key(line, mode, None): spans})
         found: Cuts = part.known[key]  # type: ignore[assignment]
         return found
 
+    def _spans_key(self, line: Line, mode: str, carried: frozenset[str] | None) -> tuple[object, ...]:
+        return "spans", line.axis, mode, self.shares[line.axis], carried
+
     def _spans(self, part: UncutPhase, line: Line, mode: str, cuts: Cuts, carried: Collection[str] | None) -> Spans:
-        kept = carried if carried is None else frozenset(carried)
-        key = ("spans", line.axis, mode, self.shares[line.axis], kept)
+        every = carried is None or all(out in carried for out, _ in line.steps)
+        kept = None if every else frozenset(carried or ())
+        key = self._spans_key(line, mode, kept)
         if key not in part.known:
             part.known[key] = tile_line(line, mode, cuts, kept)
         found: Spans = part.known[key]  # type: ignore[assignment]
         return found
 
 
-def _level(graph: Graph, line: Line, cuts: dict[str, tuple[int, ...]], count: int) -> Cuts:
+def _level(graph: Graph, line: Line, cuts: dict[str, tuple[int, ...]], count: int) -> tuple[Cuts, Spans]:
     """Shift the cuts of what is made so that the first tile, which runs ahead of all others by the whole lag of the
     network, holds no more than they do: at the top of the network tiles are then alike, at its end the last grows."""
 
-    def heaviest(found: Cuts) -> float:
-        held = tile_line(line, "stream", found).held
+    def heaviest(tried: tuple[Cuts, Spans]) -> float:
+        held = tried[1].held
         sizes = [graph.type(v).bytes / line.sizes[v] * held[v].sizes for v, _ in line.steps]
         return float(np.sum(sizes, axis=0).max())
 
-    ahead = tile_line(line, "stream", cuts).own
-    lag = max((ahead[v][0].hi / line.sizes[v] for v in line.sizes), default=0.0) - 1.0 / count
+    spans = tile_line(line, "stream", cuts)
+    lag = max((spans.own[v][0].hi / line.sizes[v] for v in line.sizes), default=0.0) - 1.0 / count
     if lag * count < 0.05:
-        return cuts
-    tried: list[Cuts] = [cuts]
+        return cuts, spans
+    tried: list[tuple[Cuts, Spans]] = [(cuts, spans)]
     for part in (0.5, 1.0):
         shift = {v: round(part * lag * line.sizes[v]) for v in cuts}
         if all(shift[v] < cuts[v][1] for v in cuts):
-            tried.append({v: (0, *(c - shift[v] for c in track[1:-1]), track[-1]) for v, track in cuts.items()})
+            moved = {v: (0, *(c - shift[v] for c in track[1:-1]), track[-1]) for v, track in cuts.items()}
+            tried.append((moved, tile_line(line, "stream", moved)))
     return min(tried, key=heaviest)
 
 

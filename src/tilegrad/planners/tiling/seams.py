@@ -42,6 +42,7 @@ class Seams:
     lines: Mapping[str, Line]
     cuts: Mapping[str, Cuts]
     machine: Machine = CPU
+    every: Mapping[str, Spans] | None = None  # with everything carried, where that is known
 
     def choose(self, nodes: Sequence[Node]) -> frozenset[str]:
         """The values to carry: all to begin with. From the end of the walk on, each seam is moved up to the next one
@@ -84,7 +85,8 @@ class _Middle:
         self.carried = set(self.names)
         self.bound = frozenset(name for name, node in makers.items() if find(node).opaque)  # no gradient in parts
         lines = [line for axis, line in seams.lines.items() if len(next(iter(seams.cuts[axis].values()))) > 2]
-        spans = [tile_line(line, "stream", seams.cuts[line.axis]) for line in lines]
+        known = seams.every or {line.axis: tile_line(line, "stream", seams.cuts[line.axis]) for line in lines}
+        spans = [known[line.axis] for line in lines]
         tiles = [each.count // 2 for each in spans]
         pairs = list(zip(spans, tiles, strict=True))
         self.begin: Starts = {n: tuple(each.own[n][t].lo for each, t in pairs) for n in self.names}

@@ -8,7 +8,7 @@ activate) that starts from kept values is replayed where it is read.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ...bounds import Axes, Line, NodePart, Roles, call_of, label_axes, line_of, sort_nodes
 from ...ir import Graph, Node
@@ -43,6 +43,7 @@ class Walks:
 
     graph: Graph
     _known: dict[tuple[object, ...], tuple[UncutPhase | TilePhase, ...]] = field(default_factory=dict)
+    _walked: dict[tuple[object, ...], UncutPhase] = field(default_factory=dict)  # whatever others store
 
     def __post_init__(self) -> None:
         self.axes: Axes = label_axes(self.graph)
@@ -83,12 +84,25 @@ class Walks:
         stores = tuple(n.outputs[0] for n in nodes if n.outputs[0] in kept and roles.phase[n.name] == number)
         sinks = frozenset((*stores, *(f.inputs[0].value for f in folds)))
         nodes = leading_to(sinks, nodes)
+        key = roles.tiled, roles.whole, tuple(n.name for n in nodes), tuple(n.name for n in folds), stores
+        if key not in self._walked:
+            self._walked[key] = self._lined(roles, nodes, folds, stores, sinks)
+        return replace(self._walked[key], number=number)
+
+    def _lined(
+        self,
+        roles: Roles,
+        nodes: Sequence[Node],
+        folds: tuple[Node, ...],
+        stores: tuple[str, ...],
+        sinks: frozenset[str],
+    ) -> UncutPhase:
         lines = {axis: line_of(self.graph, self.axes, nodes, axis, sinks, roles.whole) for axis in roles.tiled}
         boxed = tuple(dict.fromkeys(v for line in lines.values() for v in line.sources))
         made = {n.outputs[0] for n in nodes}
         loose = {name for n in nodes for i, name in enumerate(n.reads) if (n.name, i) in roles.whole}
         whole = dict.fromkeys(v for n in nodes for v in n.reads if (v not in made and v not in boxed) or v in loose)
-        return UncutPhase(number, tuple(nodes), folds, stores, sinks, boxed, tuple(whole), roles.whole, lines)
+        return UncutPhase(0, tuple(nodes), folds, stores, sinks, boxed, tuple(whole), roles.whole, lines)
 
 
 def _keep(

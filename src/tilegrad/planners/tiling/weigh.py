@@ -37,9 +37,9 @@ from ...sim.clock import (
 )
 from ...sim.machine import Machine
 from ...sim.training import training_graph
-from .again import HeldBytes, Running, Sizes, Stock
+from .again import Ladder, Running, Sizes, Stock
 from .walks import whole_phase
-from .weight import Weight, Weights
+from .weight import PhaseWeight, Weight, Weights
 
 SURE = 0.92  # of a budget: what is weighed so should fit it
 
@@ -80,8 +80,9 @@ class Scale:
         self.needs = needed_gradients(graph, self.graded) if self.graded else frozenset[str]()
         self._moments: dict[tuple[object, ...], _Moments] = {}
         self._cost: dict[str, tuple[float, float]] = {}
+        self._weighed: dict[object, PhaseWeight] = {}
         self._stocks: dict[object, Stock] = {}
-        self._ladders: dict[int, list[HeldBytes]] = {}
+        self._ladders: dict[int, Ladder] = {}
 
     @cached_property
     def _trained(self) -> Graph:
@@ -214,16 +215,20 @@ class Scale:
         kept = weights(stock.held())
         if kept.total_bytes <= SURE * budget or not (near and self.train and stock.choices):
             return [(KEPT, kept)]
-        rungs = self._rungs(stock, weights.running)
-        peaks = [weights.running.peak(held) for held in rungs]
-        limits = (budget, SURE * budget, SURE * SURE * budget)
-        chosen = {next((at for at, peak in enumerate(peaks) if peak <= limit), _least(peaks)) for limit in limits}
-        return [(rungs[at].again, weights(rungs[at])) for at in sorted(chosen)]
-
-    def _rungs(self, stock: Stock, running: Running) -> list[HeldBytes]:
         if id(stock) not in self._ladders:
-            self._ladders[id(stock)] = stock.rungs(running)
-        return self._ladders[id(stock)]
+            self._ladders[id(stock)] = Ladder(stock, weights.running)
+        limits = (budget, SURE * budget, SURE * SURE * budget)
+        return [(held.again, weights(held)) for held in self._ladders[id(stock)].within(weights.running, limits)]
+
+    def without_need(
+        self, phases: Sequence[TilePhase], storage: str, again: Again, budget: float
+    ) -> tuple[Again, Weight]:
+        """Of what is made again, what might as well be kept in a budget is kept."""
+        near = storage == Storage.DEVICE
+        stock, weights = self.stock(phases, near), self._weights(phases, near)
+        most = max(SURE * budget, weights.running.peak(stock.held(again)))
+        again = stock.without_need(again, weights.running, most, len(stock.choices))
+        return again, weights(stock.held(again))
 
     def stock(self, phases: Sequence[TilePhase], near: bool = True) -> Stock:
         """The same for all tiles of the same walks."""
@@ -233,41 +238,53 @@ class Scale:
         return self._stocks[key]
 
     def _weights(self, phases: Sequence[TilePhase], near: bool) -> Weights:
-        count = len(phases)
-        forward_b, backward_b, halos = (np.zeros(count) for _ in range(3))
-        replay_s = np.zeros((count, 2))
-        cost = again = FREE
-        turn = 0.0
-        kept: list[Sizes] = []
-        for at, phase in enumerate(phases):
-            table = self.moments(phase)
-            whole = np.array([size for _, size in table.memories], float)[:, None]
-            sizes, kinds = self._tiles(phase, phase.forward)
-            bytes_ = whole * sizes
-            halos[at] = self._halos(phase) if near else 0.0
-            fetched = 0.0 if near else self._fetched(phase, phase.boxed)
-            forward_b[at] = fetched + float((table.plain @ bytes_).max(initial=0.0))
-            forward, replay_s[at], once, backward, link = self._seconds(phase, near)
-            cost = cost.plus(forward).plus(link)
-            if self.train:
-                if phase.backward is not phase.forward:
-                    bytes_ = whole * self._tiles(phase, phase.backward)[0]
-                most = np.maximum(
-                    (table.graded @ bytes_).max(0, initial=0.0), (table.back @ bytes_).max(0, initial=0.0)
-                )
-                fetched += 0.0 if near else self._fetched(phase, phase.stores)  # their gradients
-                backward_b[at] = fetched + float(most.max(initial=0.0))
-                cost = cost.plus(once).plus(backward).plus(link, 2)
-                saved = table.saved @ bytes_
-                turn = float((most - saved).max(initial=0.0))
-                if phase.backward is phase.forward:
-                    kept.append(saved[kinds])
-                    again = again.plus(once)
+        found = [self._phase_weight(phase, near) for phase in phases]
+        halos = np.array([each.halos for each in found])
+        forward_b, backward_b = (np.array([getattr(each, name) for each in found]) for name in ("forward", "backward"))
+        replay_s = np.array([each.replay_s for each in found]).reshape(-1, 2)
+        cost, again = FREE, FREE
+        for each in found:
+            cost, again = cost.plus(each.cost), again.plus(each.again)
+        kept = [each.saved for each in found]
         records = np.concatenate(kept) if kept else np.zeros(0)
-        total = float(halos.sum())
+        total, turn = float(halos.sum()), found[-1].turn if found else 0.0
         running = Running(forward_b + np.cumsum(halos), backward_b + total, forward_b + total, replay_s)
         saves = FREE.plus(again, 1 / max(1, len(records)))
         return Weights(running, cost, turn + total, total - self.outside, records, saves, self.machine.elapsed)
+
+    def _phase_weight(self, phase: TilePhase, near: bool) -> PhaseWeight:
+        """The same whatever the others are."""
+        names = () if phase.tiled else tuple(node.name for node in phase.nodes)
+        key = id(phase.forward), names, phase.stores, near
+        if key not in self._weighed:
+            self._weighed[key] = self._weigh_phase(phase, near)
+        return self._weighed[key]
+
+    def _weigh_phase(self, phase: TilePhase, near: bool) -> PhaseWeight:
+        table = self.moments(phase)
+        whole = np.array([size for _, size in table.memories], float)[:, None]
+        sizes, kinds = self._tiles(phase, phase.forward)
+        bytes_ = whole * sizes
+        fetched = 0.0 if near else self._fetched(phase, phase.boxed)
+        forward_b = fetched + float((table.plain @ bytes_).max(initial=0.0))
+        forward, replay, once, backward, link = self._seconds(phase, near)
+        found = PhaseWeight(phase, self._halos(phase) if near else 0.0, forward_b, replay, forward.plus(link))
+        if not self.train:
+            return found
+        if phase.backward is not phase.forward:
+            bytes_ = whole * self._tiles(phase, phase.backward)[0]
+        most = np.maximum((table.graded @ bytes_).max(0, initial=0.0), (table.back @ bytes_).max(0, initial=0.0))
+        fetched += 0.0 if near else self._fetched(phase, phase.stores)  # their gradients
+        saved = table.saved @ bytes_
+        keeps = phase.backward is phase.forward
+        return replace(
+            found,
+            cost=found.cost.plus(once).plus(backward).plus(link, 2),
+            backward=fetched + float(most.max(initial=0.0)),
+            turn=float((most - saved).max(initial=0.0)),
+            saved=saved[kinds] if keeps else found.saved,
+            again=once if keeps else FREE,
+        )
 
     def floor(self, phases: Sequence[TilePhase], storage: str) -> float:
         """What is there between phases: no tiles of these walks need less."""
@@ -390,7 +407,3 @@ def _runs(tiling: Tiling, name: str) -> int:
     """How many tiles make a part of a value."""
     tracks = (tiling.spans[axis].own.get(name) for axis in tiling.tiled)
     return prod(int(np.count_nonzero(track.sizes)) for track in tracks if track is not None)
-
-
-def _least(peaks: Sequence[float]) -> int:
-    return min(range(len(peaks)), key=peaks.__getitem__)

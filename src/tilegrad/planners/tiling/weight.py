@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...sim.clock import Spent
+from ...schedule import TilePhase
+from ...sim.clock import FREE, Spent
 from .again import HeldBytes, Running, Sizes
 
 
@@ -69,3 +70,18 @@ class Weights:
             self.kept_cost,
             self.elapsed,
         )
+
+
+@dataclass(frozen=True)
+class PhaseWeight:
+    """What the tiles of one phase need, whatever lies between phases."""
+
+    phase: TilePhase = field(repr=False)  # whose tiling is known by where it lies: it must not go
+    halos: float
+    forward: float
+    replay_s: Spent
+    cost: Spent
+    backward: float = 0.0
+    turn: float = 0.0
+    saved: Sizes = field(default_factory=lambda: np.zeros(0), repr=False)  # by each tile's record, where it could stay
+    again: Spent = FREE  # what that saves
