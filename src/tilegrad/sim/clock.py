@@ -40,6 +40,7 @@ JOIN = 4.0  # times the bytes: a tensor is put together of parts at a quarter of
 CALLS = 2.0  # for a halo that is given or received: it is cut out and kept, or found and joined
 MORE_KERNELS = 2.0  # in the backward of an operator: gradients of its weights, and their sums
 ENGINE = 30.0  # launches: autograd's engine, which has a thread for a device, is entered for an island's backward
+RELAID = 3.0  # passes over weights that are read, laid out as a CPU's kernels want them, and read so
 FOLDS = 8.0  # calls for a tile's part of a reduction: small numbers, and many of them
 DENSE, OTHER = 2.0, 1.5  # backward against forward: two products instead of one; three tensors moved instead of two
 
@@ -167,14 +168,15 @@ class _Counted:
                     case Compute(node=name, out=out):
                         of = call_of(self.graph, self.graph.node[name])
                         whole, factor = whole_seconds(of, self.machine)
-                        once = Spent(0.0, whole * out.volume / max(1, of.out.size))
+                        share = out.volume / max(1, of.out.size)
+                        once = Spent(0.0, whole * share + max(0.0, 1 - share) * weights_seconds(of, self.machine))
                         new = Spent(0.0, self.machine.extra_s(fresh_bytes(out.volume * of.out.item_bytes)))
                         new = FREE if find(of.node).view else new
                         forward = forward.plus(once).plus(call).plus(new)
                         skipped = skipped.plus(once) if name in unread else skipped
                         back = back.plus(once, factor).plus(call).plus(more).plus(new)
                         if len(out) > 2 and out[-1].size < of.out.shape[-1]:
-                            laid = Spent(0.0, laid_seconds(of, self.machine) * out.volume / max(1, of.out.size))
+                            laid = Spent(0.0, laid_seconds(of, self.machine) * share)
                             forward, back = forward.plus(laid), back.plus(laid)
                     case Join(value=value, held=held, receives=receives, gives=gives):
                         size = self.graph.type(value).item_bytes
@@ -204,6 +206,14 @@ def call_of_python(machine: Machine) -> Spent:
 def entered(machine: Machine) -> Spent:
     """What it takes to begin a backward."""
     return FREE if machine.kernel_s is None else Spent(ENGINE * machine.launch_s, 0.0)
+
+
+def weights_seconds(call: Call, machine: Machine) -> float:
+    """Weights are read anew for every box; `whole_seconds` counts a share of that. A CPU lays them out anew as well."""
+    if not find(call.node).dense:
+        return 0.0
+    passes = 1.0 if machine.kernel_s is not None else RELAID
+    return passes * sum(t.bytes for t in call.inputs[1:]) / machine.bytes_per_s
 
 
 def laid_seconds(call: Call, machine: Machine) -> float:

@@ -20,24 +20,13 @@ from numpy.typing import NDArray
 from ...bounds import Tiling, call_of, needed_gradients
 from ...ir import Graph, Kind, Node, Phase
 from ...kernels import Fused, with_kernels
-from ...ops import find
 from ...schedule import KEPT, Again, Storage, TilePhase
 from ...schedule.whole import roots_of
-from ...sim.clock import (
-    CALLS,
-    FOLDS,
-    FREE,
-    JOIN,
-    MORE_KERNELS,
-    Spent,
-    call_of_python,
-    entered,
-    laid_seconds,
-    whole_seconds,
-)
+from ...sim.clock import FREE
 from ...sim.machine import Machine
 from ...sim.training import training_graph
 from .again import Ladder, Running, Sizes, Stock
+from .seconds import PhaseClock, share_of
 from .walks import whole_phase
 from .weight import PhaseWeight, Weight, Weights
 
@@ -79,7 +68,7 @@ class Scale:
         self.graded = tuple(graded) if train else ()
         self.needs = needed_gradients(graph, self.graded) if self.graded else frozenset[str]()
         self._moments: dict[tuple[object, ...], _Moments] = {}
-        self._cost: dict[str, tuple[float, float]] = {}
+        self._clock = PhaseClock(graph, machine)
         self._weighed: dict[object, PhaseWeight] = {}
         self._stocks: dict[object, Stock] = {}
         self._ladders: dict[int, Ladder] = {}
@@ -267,7 +256,7 @@ class Scale:
         bytes_ = whole * sizes
         fetched = 0.0 if near else self._fetched(phase, phase.boxed)
         forward_b = fetched + float((table.plain @ bytes_).max(initial=0.0))
-        forward, replay, once, backward, link = self._seconds(phase, near)
+        forward, replay, once, backward, link = self._clock.seconds(phase, near)
         found = PhaseWeight(phase, self._halos(phase) if near else 0.0, forward_b, replay, forward.plus(link))
         if not self.train:
             return found
@@ -326,84 +315,5 @@ class Scale:
         if tiling is None or tiling.mode != "stream":
             return 0.0
         names = [node.outputs[0] for node in tiling.nodes]
-        beyond = (_whole(tiling, name, "held") - _whole(tiling, name, "own") for name in names)
+        beyond = (share_of(tiling, name, "held") - share_of(tiling, name, "own") for name in names)
         return sum(self.graph.type(name).bytes * share for name, share in zip(names, beyond, strict=True))
-
-    # -- seconds -------------------------------------------------------------------------------------------------------
-
-    def _seconds(self, phase: TilePhase, near: bool) -> tuple[Spent, Spent, Spent, Spent, Spent]:
-        """Forward, once more to make what it stores, once more for backward, backward, and the link to where halos and
-        stored values are kept."""
-        machine, graph, tiling = self.machine, self.graph, phase.forward
-        read = {name for node in phase.nodes for name in node.reads}
-        call, folds = call_of_python(machine), FREE
-        forward = back = skipped = moved = calls = back_calls = runs = 0.0
-        for node in phase.nodes:
-            once, factor = self._node_seconds(node)
-            share = _whole(tiling, node.outputs[0], "own") if tiling is not None else 1.0
-            count = _runs(tiling, node.outputs[0]) if tiling is not None else 1
-            forward += share * once
-            calls += count
-            runs += count
-            if node.outputs[0] in phase.stores and node.outputs[0] not in read and find(node).gradient_alone:
-                skipped += share * once
-            back += factor * share * once
-            if tiling is not None and _cuts_last(tiling, node.outputs[0], graph):
-                laid = share * laid_seconds(call_of(graph, node), machine)
-                forward += laid
-                back += laid
-            name, size = node.outputs[0], graph.type(node.outputs[0]).bytes
-            held = _whole(tiling, name, "held") if tiling is not None and tiling.mode == "stream" else share
-            if held > share:
-                calls += CALLS * sum(2 * (n - 1) * prod(phase.grid) // n for n in phase.grid)
-                copied = JOIN * 2 * size * held / machine.bytes_per_s
-                forward += copied
-                back += copied
-                moved += 2 * size * (held - share)
-        for fold in phase.folds:
-            fold_calls = FOLDS * (_runs(tiling, fold.reads[0]) if tiling is not None else 1)
-            passed = 2 * graph.type(fold.reads[0]).bytes / machine.bytes_per_s
-            folds = folds.plus(Spent(0.0, passed)).plus(call, fold_calls)
-            back += 2 * passed
-            back_calls += fold_calls
-        stored = {v for v in (*phase.boxed, *phase.stores) if graph.value[v].kind.computed and len(graph.shape(v)) > 2}
-        moved += sum(graph.type(v).bytes for v in stored)
-        link = 0.0 if near else moved / min(machine.to_host_per_s, machine.from_host_per_s)
-        back += MORE_KERNELS * runs * call.device
-        again = Spent(0.0, forward).plus(call, calls)
-        return (
-            again.plus(folds),
-            again,
-            again.plus(Spent(0.0, skipped), -1),
-            Spent(0.0, back).plus(call, calls + back_calls).plus(entered(machine), prod(phase.grid)),
-            Spent(0.0, link),
-        )
-
-    def _node_seconds(self, node: Node) -> tuple[float, float]:
-        if node.name not in self._cost:
-            self._cost[node.name] = whole_seconds(call_of(self.graph, node), self.machine)
-        return self._cost[node.name]
-
-
-def _whole(tiling: Tiling, name: str, which: str) -> float:
-    """What all tiles together make or hold of a value, as a share of it."""
-    found = 1.0
-    for axis in tiling.tiled:
-        track = getattr(tiling.spans[axis], which).get(name)
-        if track is not None:
-            found *= track.total / max(1, tiling.lines[axis].sizes[name])
-    return found
-
-
-def _cuts_last(tiling: Tiling, name: str, graph: Graph) -> bool:
-    """Do tiles cut a value along its last dimension?"""
-    rank = len(graph.shape(name))
-    axis = tiling.axes.on(name, rank - 1) if rank > 2 else None
-    track = tiling.spans[axis].own.get(name) if axis is not None and axis in tiling.tiled else None
-    return track is not None and int(track.sizes.max()) < graph.shape(name)[-1]
-
-
-def _runs(tiling: Tiling, name: str) -> int:
-    """How many tiles make a part of a value."""
-    tracks = (tiling.spans[axis].own.get(name) for axis in tiling.tiled)
-    return prod(int(np.count_nonzero(track.sizes)) for track in tracks if track is not None)
