@@ -193,7 +193,7 @@ class _Counted:
                     case Load(value=value, box=box) | Store(value=value, box=box):
                         if self.far and self.graph.value[value].kind.computed and len(box) > 2:
                             moved += box.volume * self.graph.type(value).item_bytes
-            link = Spent(0.0, moved / min(self.machine.to_host_per_s, self.machine.from_host_per_s))
+            link = Spent(0.0, moved / self.machine.link_per_s)
             self._known[key] = (forward.plus(link), folds, skipped, back.plus(link), moved)
         return self._known[key]
 

@@ -33,6 +33,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -118,6 +119,11 @@ class Machine:
         """Time of an operator besides arithmetic and traffic: bytes of new memory, and elements one after another."""
         pages = fresh / self.fresh_bytes_per_s if self.fresh_bytes_per_s is not None else 0.0
         return pages + (serial / self.serial_per_s if self.serial_per_s is not None else 0.0)
+
+    @property
+    def link_per_s(self) -> float:
+        """Bytes per second to where values wait and back. For a CPU that is a file: its pages are new, too."""
+        return min(self.to_host_per_s, self.from_host_per_s, self.fresh_bytes_per_s or inf)
 
     def seconds(self, flops: float, bytes: float, dtype: str = "float32") -> float:
         """Time of one operator: its overhead, and the longer of arithmetic and memory traffic, which overlap.

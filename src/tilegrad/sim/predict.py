@@ -20,7 +20,6 @@ from ..schedule import (
     Finish,
     Free,
     Island,
-    Load,
     Move,
     Run,
     Schedule,
@@ -34,7 +33,7 @@ from .footprint import Footprint, Footprints, GraphFootprints, RunKind
 from .ledger import Gradients, Tally
 from .memory import Alive, Memory
 from .offsets import Lifetime
-from .rehearsal import Rehearsals, parameters
+from .rehearsal import Rehearsals, elsewhere_bytes, parameters
 
 HALOS = "(halos and their gradients)"
 
@@ -339,18 +338,6 @@ class _Walk:
             self.lifetimes.append(Lifetime(name, self.sizes[name], self.born[name], self.at if at is None else at))
             self.sizes.drop(name)
 
-    def _elsewhere_bytes(self) -> int:
-        """Of inputs that lie elsewhere: what is never here, but for the next tile, which is read ahead."""
-        away = {v.name for v in self.graph.values if v.away and not v.kind.computed}
-        if not away:
-            return 0
-        islands = [self.schedule.islands[step.island] for step in self.schedule.steps if isinstance(step, Run)]
-        loads = [s for island in islands for s in island.steps if isinstance(s, Load) and s.value in away]
-        whole = {name for island in islands for name in island.whole}
-        whole |= {load.value for load in loads if load.box == self.full[load.value]}
-        ahead = max((self._bytes(load.value, load.box) for load in loads if load.value not in whole), default=0)
-        return sum(self._bytes(name) for name in away - whole) - ahead
-
     def _stored_bytes(self, name: str) -> int:
         """Device bytes of a value that is stored whole."""
         if self.graph.value[name].away:
@@ -389,7 +376,9 @@ class _Walk:
         return [item for item in found if item.bytes]
 
     def result(self) -> Prediction:
-        outside = self.roots.resident_bytes if self.explicit else self.roots.resident_bytes - self._elsewhere_bytes()
+        outside = (
+            self.roots.resident_bytes if self.explicit else self.roots.resident_bytes - elsewhere_bytes(self.schedule)
+        )
         if self.schedule.seat is not None:
             names = [v for v in self.graph.values if not v.kind.computed]
             outside = sum(self.schedule.owned(v.name).volume * v.type.item_bytes for v in names)

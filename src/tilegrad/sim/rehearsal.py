@@ -21,7 +21,7 @@ from ..ir import Graph, Kind
 from ..ops import Place
 from ..progress import tick
 from ..region import Box
-from ..schedule import Compute, Fold, Island, Islands, IslandStep, Join, Load, Schedule, Storage, Store
+from ..schedule import Compute, Fold, Island, Islands, IslandStep, Join, Load, Run, Schedule, Storage, Store
 from .footprint import FRESH, Footprint, RunKind
 from .peak import PeakBytes
 
@@ -349,3 +349,16 @@ def _shape(step: IslandStep) -> Hashable:
 
 def parameters(graph: Graph) -> list[str]:
     return [v.name for v in graph.of_kind(Kind.PARAMETER)]
+
+
+def elsewhere_bytes(schedule: Schedule) -> int:
+    """Of inputs that lie elsewhere: what is never here, but for the next tile, which is read ahead."""
+    types = {v.name: v.type for v in schedule.graph.values if v.away and not v.kind.computed}
+    if not types:
+        return 0
+    islands = [schedule.islands[step.island] for step in schedule.steps if isinstance(step, Run)]
+    loads = [s for island in islands for s in island.steps if isinstance(s, Load) and s.value in types]
+    whole = {name for island in islands for name in island.whole}
+    whole |= {load.value for load in loads if load.box == schedule.region(load.value)}
+    ahead = (load.box.volume * types[load.value].item_bytes for load in loads if load.value not in whole)
+    return sum(schedule.region(n).volume * types[n].item_bytes for n in types if n not in whole) - max(ahead, default=0)

@@ -78,7 +78,7 @@ class PhaseClock:
             back_calls += fold_calls
         stored = {v for v in (*phase.boxed, *phase.stores) if graph.value[v].kind.computed and len(graph.shape(v)) > 2}
         moved += sum(graph.type(v).bytes for v in stored)
-        link = 0.0 if near else moved / min(machine.to_host_per_s, machine.from_host_per_s)
+        link = 0.0 if near else moved / machine.link_per_s
         back += MORE_KERNELS * runs * call.device
         again = Spent(0.0, forward).plus(call, calls)
         return PhaseSeconds(
