@@ -9,8 +9,8 @@ Rule C2  All recordings of a module lie in one pool of memory, so one step at a 
          its backward. Another that begins meanwhile runs as it would without a recording.
 Rule C3  A recording serves only the very tensors (parameters, buffers) it was made with, where they lay then.
 Rule C4  A recording is not missed: whatever stands in its way, the step runs without it, and the log says why, once.
-Rule C5  What fails leaves nothing behind: torch's generator believes that a recording still goes on, and random numbers
-         would fail from then on, until another recording ends well.
+Rule C5  What fails leaves nothing behind. torch's generator believes that a recording still goes on, and random numbers
+         would fail from then on, until another recording ends well; torch's current stream is the recording's.
 """
 
 from __future__ import annotations
@@ -76,19 +76,29 @@ class GraphPool:
         ends a recording."""
         if self._handle is None:
             self._handle = torch.cuda.graph_pool_handle()
+        before, enabled = torch.cuda.current_stream(device), gc.isenabled()
+        capture = torch.cuda.graph(graph, self._handle, _stream(device), capture_error_mode="thread_local")
         gc.collect()
-        enabled = gc.isenabled()
         gc.disable()
         try:
-            with torch.cuda.graph(graph, self._handle, _stream(device), capture_error_mode="thread_local"):
+            capture.__enter__()
+            try:
                 yield
+            finally:
+                self._end(capture, device)
+        finally:
+            torch.cuda.set_stream(before)
+            if enabled:
+                gc.enable()
+
+    def _end(self, capture: torch.cuda.graph, device: torch.device) -> None:
+        """A step that fails by itself ends its recording well. One that the device has ended does not: rule C5."""
+        try:
+            capture.__exit__(None, None, None)
         except RuntimeError:
             _mend(self._handle, device)
             self._handle = None
             raise
-        finally:
-            if enabled:
-                gc.enable()
 
     @property
     def busy(self) -> bool:

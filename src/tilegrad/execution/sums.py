@@ -11,7 +11,6 @@ from torch import Tensor
 
 from ..torch_private import add_each, copy_each
 
-LOW = (torch.float16, torch.bfloat16)
 PAIR = 2  # a sum of two is rounded once, in any precision; one of more loses per cents in bfloat16
 SMALL = 2**16  # elements
 

@@ -24,6 +24,7 @@ from ..images import ImageSource
 from ..ir import Graph
 from ..ops import Place
 from ..ops.base import Seed
+from ..ops.channels import LOW
 from ..region import Box
 from ..schedule import Backward, Exchange, Finish, Free, Island, Move, Run, Storage, Sum
 from .ahead import Ahead, elsewhere
@@ -36,7 +37,7 @@ from .ranks import Peers, Ranks
 from .record import Record
 from .saved import memory_of
 from .shelf import Shelf
-from .sums import LOW, PAIR, Sums
+from .sums import PAIR, Sums
 from .unchanged import version_of, was_changed
 
 Sink = Callable[[Box, Tensor], None]
