@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -12,9 +14,11 @@ from tilegrad.models import NETWORKS, example_shape
 from tilegrad.planners import TileSearch
 from tilegrad.planners.tile import fit_tiles
 from tilegrad.planners.tiling import Scale, Walks, cut_tiles, keep_last, make_schedule
+from tilegrad.planners.tiling import seconds as closed
 from tilegrad.schedule import Storage
-from tilegrad.sim.clock import measure_time
-from tilegrad.sim.machine import CPU, PRESETS
+from tilegrad.sim import clock
+from tilegrad.sim.clock import FREE, measure_time
+from tilegrad.sim.machine import CPU, PRESETS, Machine
 from tilegrad.sim.predict import predict
 from tilegrad.sim.rehearsal import Rehearsals
 
@@ -46,6 +50,45 @@ def test_bytes_and_seconds(name: str, train: bool, mode: str, tile: dict[str, in
         half = len(weight.kept_bytes) // 2
         kept = predict(keep_last(schedule, half), graded, table).total_bytes
         assert weight.with_kept(half) == pytest.approx(kept, rel=0.4)
+
+
+@pytest.mark.parametrize(
+    ("term", "nothing", "machine"),
+    [
+        ("weights_seconds", lambda call, machine: 0.0, CPU),
+        ("weights_seconds", lambda call, machine: 0.0, PRESETS["h200"].recorded),
+        ("laid_seconds", lambda call, machine: 0.0, PRESETS["h200"].recorded),
+        ("entered", lambda machine: FREE, replace(PRESETS["h200"], bytes_per_s=1e18, flops_per_s=1e20, rates={})),
+    ],
+)
+def test_what_the_clock_adds_is_weighed_alike(
+    term: str, nothing: object, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seconds are counted island by island and in closed form: by both, each term is worth the same."""
+    graph, graded = lowered("vgg16", train=True)
+    phases = cut_tiles(Walks(graph), "stream", {"h": 64, "w": 64}, machine)
+    schedule = make_schedule(graph, "stream", phases, Storage.DEVICE, True)
+
+    def seconds() -> tuple[float, float]:
+        return Scale(graph, graded, True, machine).weigh(phases).seconds, measure_time(schedule, None, machine).total_s
+
+    weighed, counted = seconds()
+    monkeypatch.setattr(clock, term, nothing)
+    monkeypatch.setattr(closed, term, nothing)
+    without_weighed, without_counted = seconds()
+    assert counted > 1.001 * without_counted
+    assert weighed - without_weighed == pytest.approx(counted - without_counted, rel=0.1)
+
+
+def test_rows_where_a_gpu_would_copy_squares() -> None:
+    graph, _ = lowered("unet", train=True, size=512)
+    machine = PRESETS["h200"].recorded
+
+    def seconds(tile: dict[str, int]) -> float:
+        phases = cut_tiles(Walks(graph), "stream", tile, machine)
+        return measure_time(make_schedule(graph, "stream", phases, Storage.DEVICE, True), None, machine).total_s
+
+    assert seconds({"h": 32}) < seconds({"h": 128, "w": 128})
 
 
 def test_where_values_are_kept_elsewhere() -> None:
