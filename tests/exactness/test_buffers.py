@@ -123,3 +123,17 @@ def test_frozen_statistics_while_training(mode: str) -> None:
     before = {name: buffer.clone() for name, buffer in net.named_buffers()}
     step = assert_same_step(net, integer_tensor((2, 2, 9, 8)), exact=False, tile=4, mode=mode)
     assert all(torch.equal(step.buffers[f"buffer {name}"], buffer) for name, buffer in before.items())
+
+
+def test_numbers_of_a_frozen_norm_are_those_of_the_step() -> None:
+    """They are worked out once for all tiles of a step, and anew for the next one."""
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(3).double().eval().requires_grad_(False)
+    net = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1).double(), norm, nn.ReLU())
+    tiled, x = tilegrad.tile(net, tile=8), torch.randn(1, 2, 24, 20, dtype=torch.float64)
+    for step in range(3):
+        norm.running_var.fill_(step + 1.0)
+        norm.running_mean.fill_(0.1 * step)
+        norm.weight.fill_(1.0 + step)
+        found = torch.autograd.grad(tiled(x).square().sum(), net[0].weight)
+        torch.testing.assert_close(found, torch.autograd.grad(net(x).square().sum(), net[0].weight))
