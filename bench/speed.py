@@ -3,6 +3,7 @@
     python bench/speed.py                              on the CPU, float32
     python bench/speed.py --device cuda                on a GPU, bfloat16, channels_last
     python bench/speed.py --nets resnet50_train --size 2048 --shares 0.6,0.25 --json results.json
+    python bench/speed.py --device cuda --nets unet --tile h=256
 
 Times are ratios to eager plain PyTorch of the same run, the two in turns. Memory is what a step allocates at most, all
 included, as a share of plain's; on a GPU by the allocator, workspaces of kernels included, and beside it what the
@@ -50,27 +51,35 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--size", type=int, help="side of the image (default: by network)")
     parser.add_argument("--width", type=float, default=1.0)
     parser.add_argument("--shares", help="budgets, as shares of plain's peak (default: by network)")
+    parser.add_argument("--tile", help="tiles of a size instead of a budget: h=256 or h=256,w=512")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
     rows: list[Row] = []
     for name in args.nets.split(","):
         net, image = prepared(name, side(name, args.device, args.size), args.device, args.width)
-        for share in (args.shares or SHARES.get(name, "0.15,0.5")).split(","):
-            found = measure(name, net, image, float(share), args.rounds)
+        for share in "1" if args.tile else (args.shares or SHARES.get(name, "0.15,0.5")).split(","):
+            found = measure(name, net, image, float(share), args.rounds, tile_of(args.tile))
             if found is not None:
                 rows.append(found)
                 print_row(found)
     write(args.json, rows, args.device)
 
 
-def measure(name: str, net: nn.Module, image: Tensor, share: float, rounds: int) -> Row | None:
+def tile_of(words: str | None) -> dict[str, int] | None:
+    pairs = (pair.partition("=") for pair in words.split(",")) if words else ()
+    return {axis: int(size) for axis, _, size in pairs} or None
+
+
+def measure(
+    name: str, net: nn.Module, image: Tensor, share: float, rounds: int, tile: dict[str, int] | None = None
+) -> Row | None:
     step(net, image)  # what is only made once
     plain_bytes = peaks(net, image).allocated
     budget = int(share * plain_bytes)
     begin = time.perf_counter()
     try:
-        tiled = tilegrad.tile(net, budget=budget)
+        tiled = tilegrad.tile(net, budget=budget) if tile is None else tilegrad.tile(net, tile=tile)
         plan = tiled.plan_for(image)
     except tilegrad.errors.BudgetError as error:
         print(f"{name:16} {image.shape[-1]:6}  {share:4.0%}  {error.what}", flush=True)
@@ -80,7 +89,11 @@ def measure(name: str, net: nn.Module, image: Tensor, share: float, rounds: int)
     memory, plan = settled(tiled, image)
     plain_s, tiled_s = in_turns([lambda: step(net, image), lambda: step(tiled, image)], rounds, image.device)
     chosen = plan.planning.chosen if plan.planning is not None else None
-    words = f"{chosen.planner}, {chosen.detail}; {len(plan.schedule.kept)} kept" if chosen is not None else "plain"
+    words = (
+        f"{chosen.planner}, {chosen.detail}; {len(plan.schedule.kept)} kept"
+        if chosen is not None
+        else f"{tile or 'plain'}"
+    )
     return Row(
         name, image.shape[-1], share, plain_s, tiled_s / plain_s, plain_bytes, memory.allocated / plain_bytes,
         memory.allocated / budget, None if memory.reserved is None else memory.reserved / budget, planned_s, words,

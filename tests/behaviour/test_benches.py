@@ -16,12 +16,14 @@ BENCH = Path(__file__).parents[2] / "bench"
 sys.path.insert(0, str(BENCH))  # where a bench finds the others when it is run
 
 import dial  # noqa: E402
+import kernels  # noqa: E402
 import largest  # noqa: E402
 import methods  # noqa: E402
 import nets  # noqa: E402
 import peers  # noqa: E402
 import regret  # noqa: E402
 import slide  # noqa: E402
+import speed  # noqa: E402
 import tables  # noqa: E402
 from measure import step  # noqa: E402
 
@@ -150,3 +152,19 @@ def test_slide(results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     slide.main(["--size", "512", "--width", "0.125", "--budget", "8MiB", "--check", "128", "--threads", threads])
     said = capsys.readouterr().out
     assert "in all" in said and float(said.rpartition("off by ")[2]) < 1e-12
+
+
+def test_kernels(capsys: pytest.CaptureFixture[str]) -> None:
+    kernels.main(
+        ["--device", "cpu", "--nets", "vgg16", "--size", "256", "--width", "0.125", "--shares", "0.5", "--most", "3"]
+    )
+    printed = capsys.readouterr().out
+    assert "vgg16, plain: " in printed and "vgg16, 50%: " in printed
+    assert printed.count(" ms ") == 8  # two steps, three kernels each
+
+
+def test_speed(capsys: pytest.CaptureFixture[str]) -> None:
+    speed.main(["--nets", "vgg16", "--size", "256", "--width", "0.125", "--shares", "0.5", "--rounds", "1"])
+    speed.main(["--nets", "vgg16", "--size", "256", "--width", "0.125", "--tile", "h=64", "--rounds", "1"])
+    rows = capsys.readouterr().out.splitlines()
+    assert len(rows) == 2 and all("x plain's" in row for row in rows) and "'h': 64" in rows[1]
