@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from ranks import Pool
+from rank_pool import Pool
 
 
 @pytest.fixture(scope="session")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 import tilegrad
-from tilegrad.distributed import DistributedModule, load_state, part, save_state
-from tilegrad.distributed.part import gather
+from tilegrad.distributed import DistributedModule, load_state, part, save_state, state
+from tilegrad.distributed.cut_weights import local_of
+from tilegrad.errors import TilegradError
 from tilegrad.models.local_net import LocalNet
 
 SIZES = {"image": (13, 11), "layers": ((4, 5), (3, 4)), "classes": 6, "dtype": torch.float64}
@@ -58,22 +62,39 @@ def train(mesh: DeviceMesh, payload: dict[str, Any]) -> dict[str, Any]:
     return {
         "losses": losses,
         "weights": whole_weights(tiled),
-        "count": sum(p.numel() for p in tiled.parameters()),
+        "count": sum(local_of(p).numel() for p in tiled.parameters()),
         "cut": sorted(tiled.cut_parameters),
         "traffic": counted == planned,
         "summed_bytes": summed,
     }
 
 
+def states_go_wrong(mesh: DeviceMesh, folder: str) -> tuple[str, str, bool]:
+    """Where nothing can be written, and where one rank alone cannot read."""
+    tiled, *_ = make(mesh, {})
+    nowhere = _said(lambda: save_state(tiled, Path(folder) / "file" / "state"))
+    save_state(tiled, Path(folder) / "state")
+    with torch.no_grad():
+        for parameter in tiled.parameters():
+            parameter.add_(1)
+    before = whole_weights(tiled)
+    broken = OSError(5, "Input/output error")
+    with mock.patch.object(state, "_read", side_effect=broken) if mesh.get_rank() == 1 else nullcontext():
+        alone = _said(lambda: load_state(tiled, Path(folder) / "state"))
+    unchanged = all(torch.equal(weight, before[name]) for name, weight in whole_weights(tiled).items())
+    return nowhere, alone, unchanged
+
+
+def _said(work: Callable[[], None]) -> str:
+    try:
+        work()
+    except TilegradError as error:
+        return f"{type(error).__name__}: {error.what}"
+    return "nothing"
+
+
 def whole_weights(tiled: DistributedModule) -> dict[str, Tensor]:
-    plan, group = tiled.plan.mesh_plan, tiled._state.group
-    names = {str(v.target): v.name for v in plan.graph.values if v.target is not None}
-    found = {}
-    for name, parameter in tiled.named_parameters():
-        value = names[name]
-        dims = {axis: plan.axes.dims[value][axis] for axis in plan.mesh.axes if axis in plan.placement.cut[value]}
-        found[name] = gather(parameter.detach(), plan.graph.shape(value), dims, plan.mesh, group)
-    return found
+    return {name: parameter.detach().full_tensor().clone() for name, parameter in tiled.named_parameters()}
 
 
 def plain(payload: dict[str, Any]) -> tuple[list[float], nn.Module]:

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import torch
-from ranks import MeshSpec, Pool
+from rank_pool import MeshSpec, Pool
 from tasks import Case, Found, plain_step
 from torch import Tensor
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import tilegrad
 from tilegrad.distributed import Part, part
+from tilegrad.distributed.cut_weights import local_of
 from tilegrad.errors import TilegradError
 from tilegrad.planners import mesh as mesh_planner
 from tilegrad.region import Box
@@ -72,12 +72,8 @@ def step(mesh: Any, case: Case) -> Found:
             outputs = run_once(tiled, given, case)
     traffic = _traffic(tiled)
     leaves = {f"input {at}": x for at, x in enumerate(given) if isinstance(x, Part | Tensor)}
-    gradients = {
-        name: _gathered(x) if isinstance(x, Part) else x.grad
-        for name, x in leaves.items()
-        if (x.local if isinstance(x, Part) else x).requires_grad
-    }
-    gradients |= {name: p.grad for name, p in case.net.named_parameters() if p.requires_grad}
+    gradients = {name: _gathered(x) if isinstance(x, Part) else x.grad for name, x in leaves.items() if x.requires_grad}
+    gradients |= {name: local_of(p.grad) for name, p in case.net.named_parameters() if p.requires_grad}
     wholes = [item.whole() if isinstance(item, Part) else item.detach() for item in outputs]
     for item in outputs:
         assert not isinstance(item, Part) or tuple(item.local.shape) == item.box.shape
@@ -96,13 +92,13 @@ def run_once(module: nn.Module, given: Sequence[Any], case: Case) -> list[Any]:
     with cast, torch.set_grad_enabled(not case.no_grad):
         made = module(*given)
     outputs = [x for x in pytree.tree_leaves(made, is_leaf=_is_part) if isinstance(x, Part | Tensor)]
-    graded = [x for x in outputs if (x.local if isinstance(x, Part) else x).requires_grad]
+    graded = [x for x in outputs if x.requires_grad]
     seeds = []
     for at, item in enumerate(graded):
         seed = integer_tensor(item.shape, -2, 2, at)
         seeds.append(seed[item.box.slices].to(item.local) if isinstance(item, Part) else seed.to(item))
     if graded:
-        torch.autograd.backward([x.local if isinstance(x, Part) else x for x in graded], seeds)
+        torch.autograd.backward([x.to_local() if isinstance(x, Part) else x for x in graded], seeds)
     return outputs
 
 
@@ -142,9 +138,7 @@ def _is_part(x: Any) -> bool:
 
 def _gathered(x: Part) -> Tensor | None:
     """The whole gradient of an input, or None where no rank has one."""
-    if x.local.grad is None:
-        return None
-    return dataclasses.replace(x, local=x.local.grad).whole()
+    return None if x.grad is None else x.grad.whole()
 
 
 # -- plans -------------------------------------------------------------------------------------------------------------
@@ -197,11 +191,9 @@ def train_steps(net: nn.Module, run: nn.Module, sizes: Sequence[tuple[int, ...]]
 
 
 def _square(made: Any) -> Tensor:
-    """A loss outside of the module: of parts, each rank's share of it; all together have the gradient of the sum."""
-    if not isinstance(made, Part):
-        found: Tensor = made.square().mean()
-        return found
-    return made.local.square().sum() / made.local.new_tensor(made.shape).prod()
+    """A loss outside of the module."""
+    found: Tensor = made.square().mean()
+    return found
 
 
 class Recorded:
@@ -239,6 +231,16 @@ def grade_part(mesh: Any, x: Tensor) -> tuple[Tensor, Box]:
     found.local.square().sum().backward()
     assert found.local.grad is not None
     return found.local.grad, found.box
+
+
+def boxes_and_dtensors(mesh: Any, x: Tensor) -> tuple[Box, Tensor, Tensor, Tensor]:
+    cut = part(x, mesh)
+    again = Part.from_local(cut.local, mesh).requires_grad_()
+    assert again.box == cut.box and again.shape == cut.shape and again.mesh == cut.mesh
+    dtensor = again.to_dtensor()
+    dtensor.square().to_local().sum().backward()
+    assert again.grad is not None
+    return again.box, again.whole(), dtensor.detach().full_tensor(), again.grad.local
 
 
 def refused(mesh: Any, payload: tuple[str, Any]) -> str:
@@ -297,7 +299,7 @@ def call_several(run: nn.Module, given: Any, how: str) -> None:
     """Gradients from calls that overlap: the same numbers come out whichever way."""
 
     def size(made: Any) -> Tensor:
-        found: Tensor = (made.local if isinstance(made, Part) else made).sum()
+        found: Tensor = made.sum()
         return found
 
     match how:

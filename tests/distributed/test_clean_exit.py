@@ -7,10 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ranks import free_port
+import pytest
+from rank_pool import free_port
+from train_and_restart import plain
 
 PROGRAM = Path(__file__).parent / "train_and_leave.py"
 ENDINGS = ("in order", "at once")
+FRESH = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # else ranks that start again may find the addresses of the dead
 
 
 def test_ends_without_an_abort() -> None:
@@ -45,3 +48,17 @@ def _end(process: subprocess.Popen[str]) -> tuple[int, str]:
         process.kill()
         said, _ = process.communicate()
     return process.returncode, said
+
+
+def test_torchrun_starts_again_and_goes_on(tmp_path: Path) -> None:
+    """The others say why before they are ended, and all steps are those of one process."""
+    program = Path(__file__).parent / "train_and_restart.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += ["--max-restarts=1", str(program), str(tmp_path / "state")]
+    env = {**os.environ, **FRESH, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    losses = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("loss")]
+    assert [int(step) for step, _ in losses] == [0, 1, 2, 3]
+    assert [float(loss) for _, loss in losses] == pytest.approx(plain(), rel=1e-10)
+    assert "rank 1 stops: ValueError: a mistake of one rank alone" in done.stderr

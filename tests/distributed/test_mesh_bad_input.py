@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from rank_pool import MeshSpec, Pool, mesh_of
 from rank_steps import assert_ranks_agree
-from ranks import MeshSpec, Pool, mesh_of
 from sample_nets import EXACT, conv, exact
 from tasks import Case
 from torch import Tensor, nn
@@ -137,7 +137,7 @@ def test_ranks_disagree_on_the_type(pool: Pool) -> None:
 
 
 def test_ranks_disagree_on_the_module(pool: Pool) -> None:
-    assert "the ranks disagree on graph" in apart(pool, exact(net(2), 2, 2, 9, 8), exact(net(3), 2, 2, 9, 8))
+    assert "the ranks disagree on 0.weight" in apart(pool, exact(net(2), 2, 2, 9, 8), exact(net(3), 2, 2, 9, 8))
 
 
 @pytest.mark.parametrize(("option", "a", "b"), [("budget", "1GiB", "2GiB"), ("exchange", "layer", "segment")])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from rank_pool import MeshSpec, Pool, mesh_of
 from rank_steps import assert_ranks_agree
-from ranks import MeshSpec, Pool, mesh_of
 from sample_nets import CLOSE, EXACT, WINDOWS
 
 USUAL = [mesh_of(h=1), mesh_of(h=2), mesh_of(w=3), mesh_of(h=4), mesh_of(h=2, w=2), mesh_of(batch=2, h=2)]

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
+from rank_pool import MeshSpec, Pool, RanksFailed, mesh_of
 from rank_steps import assert_ranks_agree
-from ranks import MeshSpec, Pool, RanksFailed, mesh_of
 from tasks import Case, plain_step
 
 from drawn_networks import RandomNetwork, networks

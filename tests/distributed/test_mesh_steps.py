@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from rank_pool import Pool, mesh_of
 from rank_steps import assert_ranks_agree, joined
-from ranks import Pool, mesh_of
 from sample_nets import CLOSE, EXACT, close, conv, exact
 from tasks import Case, call_several, train_steps
 from torch import Tensor, nn

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from rank_pool import Pool, mesh_of
 from rank_steps import assert_ranks_agree
-from ranks import Pool, mesh_of
 from sample_nets import EXACT, conv, exact
 from tasks import Found
 from torch import nn

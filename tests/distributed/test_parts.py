@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from ranks import MeshSpec, Pool, mesh_of
+from rank_pool import MeshSpec, Pool, mesh_of
 
 import tilegrad
 from tilegrad.testing import integer_tensor
@@ -91,3 +91,11 @@ def test_only_the_box_is_read(pool: Pool, mesh: MeshSpec) -> None:
 def test_gradients_flow_through_local(pool: Pool, mesh: MeshSpec) -> None:
     for grad, box in pool.run(mesh, "grade_part", integer_tensor((3, 2, 11, 7))):
         assert torch.equal(grad, 2 * integer_tensor((3, 2, 11, 7))[box.slices])
+
+
+@pytest.mark.parametrize("mesh", [mesh_of(h=3), mesh_of(h=2, w=2)], ids=str)
+def test_from_boxes_and_to_dtensors(pool: Pool, mesh: MeshSpec) -> None:
+    x = integer_tensor((2, 1, 11, 7))
+    for box, whole, dtensor, grad in pool.run(mesh, "boxes_and_dtensors", x):
+        assert torch.equal(whole, x) and torch.equal(dtensor, x)
+        assert torch.equal(grad, 2 * x[box.slices])

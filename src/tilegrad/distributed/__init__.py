@@ -1,7 +1,7 @@
 """The same boxes on many workers: a mesh of ranks, each with its own part of the image.
 
 mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("h", "w"))
-tiled = tilegrad.tile(model, mesh=mesh)
+tiled = tilegrad.distribute(model, mesh)
 x = tilegrad.distributed.part(image, mesh)      # this rank's box alone
 loss = tiled(x, part(mask, mesh))               # or a Part, where the output is an image
 loss.backward()                                 # gradients as in one process, on every rank

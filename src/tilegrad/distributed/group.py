@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from time import perf_counter
 from typing import Any, TypeVar
 
 import torch
@@ -17,7 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..bounds.mesh import Coords, Mesh
-from ..execution.ranks import pack
+from ..execution.messages import Messages, pack
+from ..torch_private import begin_batch, begin_gather, begin_messages, begin_sum
 from .watch import Watch
 
 T = TypeVar("T")
@@ -31,7 +33,10 @@ class Traffic:
     received_bytes: int = 0
     messages: int = 0  # sent, one to each peer of an exchange
     combined_bytes: int = 0  # parts of reductions
-    summed_bytes: int = 0  # gradients that all ranks share
+    gathers: int = 0  # of those
+    summed_bytes: int = 0  # gradients that ranks share
+    sums: int = 0  # of those
+    waited_s: float = 0.0  # for other ranks
 
     def clear(self) -> None:
         self.__init__()  # type: ignore[misc]
@@ -47,6 +52,8 @@ class Group:
         self.traffic = Traffic()
         everyone = frozenset(mesh.axes)
         self._all = self._new_group(self._ranks(everyone))
+        self._halos = self._new_group(self._ranks(everyone))  # so that they need not queue behind sums
+        self._places = {rank: at for at, rank in enumerate(sorted(mesh.ranks))}
         self._groups: dict[frozenset[str], tuple[Any, list[int]]] = {everyone: (self._all, self._ranks(everyone))}
         self.watch = Watch(mesh.ranks, rank, self._tell, timeout_s)
 
@@ -73,46 +80,60 @@ class Group:
         self, what: str, sends: Mapping[int, Sequence[Tensor]], receives: Mapping[int, int]
     ) -> dict[int, Tensor]:
         """Send tensors to ranks, and receive so many bytes from ranks; one message each way between two ranks."""
-        payloads = {rank: pack(tensors) for rank, tensors in sends.items()}
         found = {rank: torch.empty(size, dtype=torch.uint8, device=self.device) for rank, size in receives.items()}
-        self.traffic.sent_bytes += sum(p.numel() for p in payloads.values())
-        self.traffic.received_bytes += sum(receives.values())
-        self.traffic.messages += len(payloads)
-        peers = sorted({*payloads, *found})
-        with self.watch.during(what, peers):
-            calls = [dist.P2POp(dist.irecv, found[rank], rank, self._all) for rank in sorted(found)]
-            calls += [dist.P2POp(dist.isend, payloads[rank], rank, self._all) for rank in sorted(payloads)]
-            for work in dist.batch_isend_irecv(calls) if calls else ():
-                work.wait()
+        self.post(Messages(what, {rank: pack(tensors) for rank, tensors in sends.items()}, found)).wait()
         return found
+
+    def post(self, messages: Messages) -> PendingMessage:
+        """Begin to send a tensor to each rank, and to receive one from each."""
+        traffic = self.traffic
+        traffic.sent_bytes += messages.sent_bytes
+        traffic.received_bytes += messages.received_bytes
+        traffic.messages += len(messages.sends)
+        begin = begin_batch if self.device.type == "cuda" else begin_messages
+        return self._begun(
+            messages.what, messages.peers, lambda: begin(self._halos, self._places, messages.sends, messages.receives)
+        )
+
+    def _begun(self, what: str, peers: Sequence[int], begin: Callable[[], Sequence[Any]]) -> PendingMessage:
+        """A call that others take part in, once they are waited for."""
+        try:
+            works = begin()
+        except RuntimeError:
+            with self.watch.during(what, peers):
+                raise
+
+        def finish() -> None:
+            start = perf_counter()
+            with self.watch.during(what, peers):
+                for work in works:
+                    work.wait()
+            self.traffic.waited_s += perf_counter() - start
+
+        return PendingMessage(finish)
 
     # -- sums and parts ------------------------------------------------------------------------------------------------
 
-    def gather(self, what: str, tensor: Tensor, axes: frozenset[str]) -> list[Tensor]:
-        """The tensors of all ranks that differ along `axes`, in order; all have the same shape."""
+    def gather(self, what: str, tensor: Tensor, axes: frozenset[str]) -> Tensor:
+        """The tensors of all ranks that differ along `axes`, in order, one above the other; all have one shape."""
         group, ranks = self.among(axes)
         if group is None:
-            return [tensor]
-        self.traffic.combined_bytes += tensor.numel() * tensor.element_size()
-        found = [torch.empty_like(tensor) for _ in ranks]
-        with self.watch.during(what, ranks):
-            dist.all_gather(found, tensor.contiguous(), group)
-        return _in_order(found, ranks)
+            return tensor.unsqueeze(0)
+        self.traffic.combined_bytes += tensor.nbytes
+        self.traffic.gathers += 1
+        found = tensor.new_empty((len(ranks), *tensor.shape))
+        self._begun(what, ranks, lambda: [begin_gather(group, found.view(-1), tensor.reshape(-1))]).wait()
+        order = sorted(ranks)
+        return found if order == ranks else found[[order.index(rank) for rank in ranks]]
 
     def sum(self, what: str, tensor: Tensor, axes: frozenset[str]) -> PendingMessage:
         """Begin to add up a tensor over the ranks that differ along `axes`, in place."""
         group, ranks = self.among(axes)
         if group is None or not tensor.numel():
             return PendingMessage(lambda: None)
-        self.traffic.summed_bytes += tensor.numel() * tensor.element_size()
-        with self.watch.during(what, ranks) as call:
-            work = dist.all_reduce(tensor, group=group, async_op=True)
-
-        def finish() -> None:
-            with self.watch.during(what, ranks, call):
-                work.wait()
-
-        return PendingMessage(finish)
+        self.traffic.summed_bytes += tensor.nbytes
+        self.traffic.sums += 1
+        return self._begun(what, ranks, lambda: [begin_sum(group, tensor)])
 
     # -- agreement -----------------------------------------------------------------------------------------------------
 

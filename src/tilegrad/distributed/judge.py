@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import logging
 import secrets
 import selectors
 import socket
@@ -17,10 +18,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .verdict import GRACE_S, Inquiry, Verdict, Witness, gone, judge
+from .verdict import GONE, GRACE_S, Inquiry, Verdict, Witness, gone, judge, reasons
 from .wire import Wire, listen, own_addresses
 
 POLL_S = 0.2  # how often ranks are asked, once a call has failed
+_log = logging.getLogger("tilegrad")
 
 
 class Judge:
@@ -112,6 +114,8 @@ class Judge:
         one, now = self.known[rank], time.monotonic()
         for message in line.read():
             one.hear(message)
+            if one.left and one.error:  # at once: who started the ranks may end this one too
+                _log.error("rank %d stops: %s", rank, one.error)
             if message["kind"] == "failed" and self.verdict is not None:
                 line.send(self.verdict.message())
             elif message["kind"] == "failed" and self.inquiry is None:
@@ -123,6 +127,8 @@ class Judge:
                 one.asked = None
         if line.ended:
             one.ended = line.ended
+            if not one.left and self.verdict is None and not self._closing:
+                _log.error("rank %d is gone", rank)
             self._dismiss(line)
             if not self._complete and self.inquiry is None:  # the others wait for all, and would wait in vain
                 self.inquiry = Inquiry(now, rank)
@@ -139,6 +145,13 @@ class Judge:
         if self.verdict is None:
             self._ask(now)
         else:
+            if self.verdict.how != GONE:
+                who = (
+                    f"rank {' and '.join(map(str, self.verdict.ranks))} {self.verdict.how}"
+                    if self.verdict.ranks
+                    else ""
+                )
+                _log.error("%s", who or self.verdict.why)
             self._tell(self.verdict.message())
 
     def _ask(self, now: float) -> None:
@@ -157,7 +170,9 @@ class Judge:
     def _leave(self) -> None:
         """The others are told what is known, and may read it before the connection is closed."""
         own = self.known[self.ranks[0]]
-        self._tell({"kind": "left", "gone": gone(self.known), "counts": own.counts or {}, "stopped": own.failed})
+        lost = gone(self.known)
+        said = {"gone": lost, "why": reasons(self.known, lost), "counts": own.counts or {}, "stopped": own.failed}
+        self._tell({"kind": "left", **said})
         for line in self._lines.values():
             line.finish()
         end = time.monotonic() + GRACE_S

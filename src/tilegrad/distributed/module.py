@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -11,12 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from .. import errors
 from ..bounds import lower_graph
 from ..bounds.mesh import Mesh
 from ..errors import CaptureError, InputError, TilegradError
-from ..execution import Executor, Pass
+from ..execution import Executor
 from ..images import ImageSource
 from ..importers import HIDDEN, Captured, Snapshot, export_call
 from ..ir import Kind, format_graph
@@ -29,11 +32,16 @@ from ..planners.ranks.plan import MeshPlan
 from ..region import Box
 from ..sim.machine import CPU, PRESETS
 from ..sim.measure import device_bytes
+from ..torch_private import uncompiled
 from ..units import parse_budget
-from .cut_weights import cut_parameters, without_data
+from .agreement import WAYS, Agreement, compare, say, tensors_of
+from .cut_weights import check_let_go, cut_parameters, local_of, without_data
 from .group import Group, Traffic
 from .join import group_of
 from .part import Part, part
+from .rank_step import RankStep
+from .replicas import Replicas, buffers_of, split_mesh
+from .sharded import captured_whole, shards, whole_of
 
 EXCHANGES = ("auto", "segment", "layer")
 
@@ -44,6 +52,8 @@ class _State:
     device_mesh: DeviceMesh
     budget: int | str | None
     exchange: str
+    agreement: Agreement
+    replicas: Replicas | None
     calls: Calls[RankRunner] = field(default_factory=Calls)
     last: RankRunner | None = None
     skeleton: nn.Module | None = None  # the module as it was, without data, once parameters are cut
@@ -56,12 +66,34 @@ def distribute(
     *,
     budget: str | int | None = None,
     exchange: str = "auto",
+    agree: str = "broadcast",
+    replicas: str | None = None,
     timeout: float | None = None,
 ) -> DistributedModule:
-    """`tilegrad.tile` with a mesh: see there."""
+    """Wrap `module` so that its image lies on the ranks of a mesh, each with a box of it: same parameters, and the
+    outputs and gradients of one process on every rank.
+
+    mesh: a `DeviceMesh` with axes among "batch", "d", "h" and "w". Where it has others beside them, `replicas` says
+    what becomes of them: "mean" or "sum" of gradients, or "leave" to `DistributedDataParallel`.
+    budget: bytes ("4GiB") that a step may use on each rank.
+    exchange: halos move once per "segment", per "layer", or what is predicted to be faster ("auto").
+    agree: parameters and buffers are the first rank's at the start ("broadcast"), or an error where they differ
+    ("check"); later on ranks that have other inputs, or other parameters, are an error. "off": nobody looks.
+    timeout: seconds to wait for another rank.
+    """
+    module, _ = uncompiled(module)
     if exchange not in EXCHANGES:
         raise InputError(f"halos cannot be exchanged per '{exchange}'", hint=f"one of {', '.join(EXCHANGES)}")
-    return DistributedModule(module, _State(group_of(mesh, timeout), mesh, budget, exchange))
+    if agree not in WAYS:
+        raise InputError(f"ranks cannot agree by '{agree}'", hint=f"one of {', '.join(WAYS)}")
+    space, others = split_mesh(mesh, replicas)
+    group, cut = group_of(space, timeout), dict[str, Box]()
+    state = _State(group, space, budget, exchange, Agreement(group, agree, cut), others, cut=cut)
+    found = DistributedModule(module, state)
+    state.agreement.start(module)
+    if others is not None and agree == "broadcast":
+        others.spread([t for t in tensors_of(module).values() if not t.is_meta and not isinstance(t, DTensor)])
+    return found
 
 
 class DistributedModule(Wrapped):
@@ -69,6 +101,19 @@ class DistributedModule(Wrapped):
 
     def __init__(self, module: nn.Module, state: _State):
         super().__init__(module, state)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DistributedModule:
+        """With parameters of its own, on the same ranks: a moving average."""
+        old: _State = self._state
+        cut = dict(old.cut)
+        agreement = Agreement(old.group, old.agreement.way, cut)
+        state = replace(old, agreement=agreement, calls=Calls(), last=None, cut=cut)
+        return DistributedModule(copy.deepcopy(self.module, memo), state)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise InputError(
+            "a module on a mesh cannot be pickled", hint="tilegrad.distributed.save_state, or state_dict()"
+        )
 
     @property
     def plan(self) -> RankPlan:
@@ -101,24 +146,41 @@ class DistributedModule(Wrapped):
         return dict(skeleton.named_parameters()) if skeleton is not None else {}
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
+        for each in shards(self):
+            each.reshard()  # what its hooks have gathered: only outputs that are tensors would tell them of backward
         runner, call = self._runner(args, kwargs)
         self._state.last = runner
         return runner(self.module, call.flat)
 
     def _runner(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[RankRunner, ModuleCall]:
         state: _State = self._state
-        args = [self._own(item) for item in args]
-        kwargs = {name: self._own(item) for name, item in kwargs.items()}
-        call = ModuleCall.of(self.module, args, kwargs, {Part: lambda item: _describe(item) + _wants(_tensor(item))})
-        _check_same(state.group, self.module, call.flat)
-        found = state.calls.find(call)
-        if not state.group.alike("the plan", str(found is None)):
-            found = None  # where one rank has to plan anew, all do
-        if found is None:
-            found = _together(state.group, lambda: self._make(state, call))
-            cut_parameters(self.module, found.mesh_plan, state)
-            state.calls.add(call, found, replace(found.captured, start=Snapshot.take(self.module)))
+        call, found, failure = None, None, None
+        try:
+            owned = [self._own(item) for item in args], {name: self._own(item) for name, item in kwargs.items()}
+            call = ModuleCall.of(self.module, *owned, {Part: lambda item: _describe(item) + _wants(item)})
+            _check_meshes(call, state.device_mesh)
+            with self._whole():
+                found = state.calls.find(call)
+        except (TilegradError, OSError) as error:  # of one rank perhaps: all are told
+            failure = error
+        words = _words(self.module, () if call is None else call.flat, state.group.device)
+        flat = () if call is None else call.flat
+        new = state.agreement.call(self.module, words, flat, "" if failure is None else say(failure), found is None)
+        if failure is not None or call is None:
+            assert failure is not None
+            raise failure
+        if new or found is None:  # where one rank has to plan anew, all do
+            with self._whole():
+                found = _together(state.group, lambda: self._make(state, call))
+            before = cut_parameters(self.module, found.mesh_plan, state)
+            with self._whole():
+                found.captured = replace(found.captured, start=Snapshot.take(self.module))
+            check_let_go(before)
+            state.calls.add(call, found, found.captured)
         return found, call
+
+    def _whole(self) -> contextlib.AbstractContextManager[None]:
+        return captured_whole(self.module) if shards(self) else contextlib.nullcontext()
 
     def _own(self, item: Any) -> Any:
         """Of an image that lies elsewhere every rank reads its own box."""
@@ -137,6 +199,8 @@ class DistributedModule(Wrapped):
                 ours.training = theirs.training
         captured = export_call(module, call.tree, [_whole(item) for item in flat], call.names)
         _check_captured(captured, module is not self.module)
+        known = {n: item.dims for n, item in zip(captured.user_inputs, flat, strict=True) if isinstance(item, Part)}
+        captured = replace(captured, graph=captured.graph.with_axes(known))
         graded = torch.is_grad_enabled()
         runner = RankRunner(captured, mesh, state, self.module, flat, graded)
         said = {
@@ -159,6 +223,7 @@ class RankRunner:
         self, captured: Captured, mesh: Mesh, state: _State, module: nn.Module, flat: Sequence[Any], graded: bool
     ):
         self.captured, self.group, self.device_mesh = captured, state.group, state.device_mesh
+        self.replicas, self.cut = state.replicas, state.cut
         self.apart = state.skeleton is not None  # was another module captured than the one that runs?
         graph = lower_graph(captured.graph)
         bound = self._bind(module, flat)
@@ -184,17 +249,19 @@ class RankRunner:
                 raise InputError(f"{what} is due", hint="part(x, mesh, dims={...}) names the dimensions of the image")
 
     def __call__(self, module: nn.Module, flat: Sequence[Any]) -> Any:
+        if self.replicas is not None and module.training:
+            self.replicas.spread(buffers_of(module))
         tensors = self._bind(module, flat)
-        session = Pass(self.engine, tensors, self.group.device, seed=self._seed(), peers=self.group)
-        return self._assemble(run_pass(session), flat, tensors)
+        return self._assemble(run_pass(RankStep(self, tensors, module)), flat, tensors)
 
-    def _seed(self) -> int:
+    def seed(self) -> int:
         """One seed for all ranks: what is drawn depends on the place, and so on no cut."""
         return int(self.group.tell("the seed", str(new_seed()))[0]) if self.engine.draws else 0
 
     def _bind(self, module: nn.Module, flat: Sequence[Any]) -> dict[str, Tensor]:
-        local = [item.local if isinstance(item, Part) else item for item in flat]
-        return self.captured.bind(local, module if self.apart else None)
+        local = [item.to_local() if isinstance(item, Part) else item for item in flat]
+        bound = self.captured.bind(local, module if self.apart else None)
+        return {name: local_of(t) if self.cut else whole_of(t) for name, t in bound.items()}
 
     def _assemble(self, outputs: Sequence[Tensor], flat: Sequence[Any], bound: Mapping[str, Tensor]) -> Any:
         names = self.mesh_plan.graph.outputs
@@ -206,9 +273,8 @@ class RankRunner:
         if not plan.placement.cut[name]:
             return tensor
         dims = {axis: plan.axes.dims[name][axis] for axis in plan.mesh.axes if axis in plan.placement.cut[name]}
-        return Part(
-            tensor, plan.owned(name, self.plan.coords), plan.graph.shape(name), dims, plan.mesh, self.device_mesh
-        )
+        box, shape = plan.owned(name, self.plan.coords), plan.graph.shape(name)
+        return Part(tensor, box, shape, dims, plan.mesh, self.device_mesh, made=True)
 
 
 def _together(group: Group, make: Any) -> RankRunner:
@@ -227,18 +293,9 @@ def _together(group: Group, make: Any) -> RankRunner:
         kind: type[TilegradError] = getattr(errors, first["kind"], InputError)
         what = first["what"] if everywhere else f"rank {rank} cannot run this: {first['what']}"
         raise kind(what, where=first["where"], hint=first["hint"])
-    _compare(group, [answer["said"] for answer in answers])
+    compare(group, [answer["said"] for answer in answers])
     assert runner is not None
     return runner
-
-
-def _compare(group: Group, answers: Sequence[dict[str, Any]]) -> None:
-    """Raise where ranks say different things."""
-    for key in answers[0]:
-        told = [json.dumps(answer.get(key)) for answer in answers]
-        if len(set(told)) > 1:
-            each = "; ".join(f"rank {r}: {t[:120]}" for r, t in zip(group.mesh.ranks, told, strict=True))
-            raise InputError(f"the ranks disagree on {key}", where=each, hint="the same on every rank")
 
 
 def _check_captured(captured: Captured, apart: bool) -> None:
@@ -252,53 +309,67 @@ def _check_captured(captured: Captured, apart: bool) -> None:
         raise CaptureError(what, where=captured.graph.name, hint="register_buffer for tensors, and return what is kept")
 
 
-def _check_same(group: Group, module: nn.Module, flat: Sequence[Any]) -> None:
-    """Do all ranks call alike? One that has another image, the last of its data, would leave the others waiting."""
-    graded = torch.is_grad_enabled()
-    inputs = tuple(_describe(item) + _wants(_tensor(item)) for item in flat)
-    training = tuple(m.training for m in module.modules())
-    parameters = [p.requires_grad for p in module.parameters()]
-    autocast = torch.is_autocast_enabled(group.device.type)
-    if group.alike("the inputs", repr((inputs, training, parameters, graded, autocast))):
-        return
-    words = {"gradients": graded, "inputs": inputs, "the number of modules": len(training), "training": training}
-    words |= {"the number of parameters": len(parameters), "what parameters need a gradient": parameters}
-    words |= {"autocast": autocast}
-    answers = [json.loads(text) for text in group.tell("the inputs", json.dumps(words))]
-    _compare(group, answers)
-    raise InputError("the ranks do not call alike")
+def _words(module: nn.Module, flat: Sequence[Any], device: torch.device) -> dict[str, Any]:
+    """How a rank calls. One that has another image, the last of its data, would leave the others waiting."""
+    every = _modules_of(module)
+    training = [m.training for m in every]
+    parameters = [p.requires_grad for m in every for p in m._parameters.values() if p is not None]
+    return {
+        "what is called": str(module._get_name()),  # type: ignore[no-untyped-call]
+        "gradients": torch.is_grad_enabled(),
+        "inputs": [_describe(item) + _wants(item) for item in flat],
+        "the number of modules": len(training),
+        "training": training,
+        "the number of parameters": len(parameters),
+        "what parameters need a gradient": parameters,
+        "autocast": torch.is_autocast_enabled(device.type),
+    }
+
+
+def _modules_of(module: nn.Module) -> list[nn.Module]:
+    """All of them; `module.modules()` makes ten calls for each."""
+    found = [module]
+    for one in found:
+        found += [child for child in one._modules.values() if child is not None]
+    return found
 
 
 def _describe(item: Any) -> str:
     """What all ranks must agree on."""
     if isinstance(item, Part):
-        return f"part of {item.shape} {item.local.dtype} along {dict(item.dims)} cut {item.mesh.shares}"
+        return f"part of {item.shape} {item.dtype} along {dict(item.dims)} cut {item.mesh.shares}"
     if isinstance(item, Tensor):
         return f"tensor {tuple(item.shape)} {item.dtype}"
     return repr(item)
 
 
-def _wants(tensor: Tensor | None) -> str:
-    return ", with gradient" if tensor is not None and tensor.requires_grad else ""
-
-
-def _tensor(item: Any) -> Tensor | None:
-    return item.local if isinstance(item, Part) else item if isinstance(item, Tensor) else None
+def _wants(item: Any) -> str:
+    return ", with gradient" if isinstance(item, Part | Tensor) and item.requires_grad else ""
 
 
 def _whole(item: Any) -> Any:
     """An input of the whole network, without data."""
     if isinstance(item, Part):
-        return torch.empty(item.shape, dtype=item.local.dtype, device="meta")
+        return torch.empty(item.shape, dtype=item.dtype, device="meta")
     return item
 
 
 def _one_mesh(flat: Sequence[Any], usual: Mesh) -> Mesh:
     """The mesh with the cuts that the parts have."""
-    meshes = [item.mesh for item in flat if isinstance(item, Part)]
     shares: dict[str, Any] = {}
-    for mesh in meshes:
+    for mesh in [item.mesh for item in flat if isinstance(item, Part)]:
         for axis, cuts in (mesh.shares or {}).items():
             if shares.setdefault(axis, cuts) != cuts:
                 raise InputError(f"inputs are cut differently along {axis}", hint="the same cuts= for all parts")
     return Mesh(usual.axes, usual.sizes, usual.ranks, shares or None)
+
+
+def _check_meshes(call: ModuleCall, mesh: DeviceMesh) -> None:
+    for name, item in zip(call.names, call.flat, strict=True):
+        if isinstance(item, Part) and item.device_mesh != mesh:
+            what = f"input '{name}' lies on another mesh, {_spell(item.device_mesh)}, than {_spell(mesh)}"
+            raise InputError(what, hint="part(x, mesh) with the mesh of the module")
+
+
+def _spell(mesh: DeviceMesh) -> str:
+    return " x ".join(f"{n} {name}" for n, name in zip(mesh.mesh.shape, mesh.mesh_dim_names or (), strict=True))

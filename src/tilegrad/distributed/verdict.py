@@ -8,14 +8,15 @@ Rule W2  Once a call has timed out: who waits for whom is followed from there. A
          began with the other, so that both know the same call by the same number.
 Rule W3  Once a call has timed out, and W2 finds nobody: a rank that is waited for and that does not even answer, while
          all others do so at once, does not answer. Where others are slow too, silence says nothing.
-Rule W4  Otherwise it is not known, and nobody is named.
+Rule W4  Otherwise it is not known, and nobody is named. Two ranks that wait for each other in different calls have gone
+         different ways (one has skipped a step), and the error says which.
 
 One verdict is given, once, and it is the same for all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,8 +30,8 @@ GONE, HANGS, SILENT, UNKNOWN = "is gone", "hangs", "does not answer", "unknown"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is wrong with which ranks. `how` is UNKNOWN and `ranks` is empty where that is not known; then `why` says
-    what is."""
+    """What is wrong with which ranks, and `why`, as far as they have said it. `how` is UNKNOWN and `ranks` is empty
+    where that is not known; then `why` says what is."""
 
     how: str
     ranks: tuple[int, ...] = ()
@@ -54,9 +55,10 @@ class Witness:
     failed: str | None = None  # what its own call said when it failed: then another is to blame
     late: bool = False  # because of the timeout
     left: bool = False  # it has taken leave
-    error: bool = False  # because of an error
+    error: str = ""  # because of an error
     ended: str = ""  # how its connection ended
     asked: float | None = None  # when, if it has not answered since
+    what: str = ""  # the call that it is in
 
     def begun(self, other: int) -> int | None:
         """Calls begun with another rank."""
@@ -66,12 +68,12 @@ class Witness:
         """A message of this rank: its state, a call that failed, or that it takes leave."""
         self.counts = {int(rank): int(n) for rank, n in message["counts"].items()}
         self.waits = None if message["waits"] is None else {int(rank): int(n) for rank, n in message["waits"].items()}
-        self.seconds = float(message["seconds"])
+        self.what, self.seconds = str(message["what"]), float(message["seconds"])
         match message["kind"]:
             case "failed":
                 self.failed, self.late = str(message["said"]), bool(message["late"])
             case "leave":
-                self.left, self.error = True, bool(message["error"])
+                self.left, self.error = True, str(message["error"])
                 self.failed = self.failed or message["stopped"]
 
 
@@ -93,10 +95,16 @@ def gone(known: Mapping[int, Witness]) -> tuple[int, ...]:
     return tuple(sorted(rank for rank in missed | silent_end | with_error if known[rank].failed is None))
 
 
+def reasons(known: Mapping[int, Witness], ranks: Sequence[int]) -> str:
+    """What those that are gone have said."""
+    several = len(ranks) > 1
+    return "; ".join((f"rank {rank}: " if several else "") + known[rank].error for rank in ranks if known[rank].error)
+
+
 def judge(known: Mapping[int, Witness], inquiry: Inquiry, timeout_s: float, now: float) -> Verdict | None:
     """The verdict, or None while something may still come."""
     if found := gone(known):
-        return Verdict(GONE, found)
+        return Verdict(GONE, found, reasons(known, found))
     living = [rank for rank, one in known.items() if not one.ended and not one.left]
     passed = now - inquiry.begin
     heard = inquiry.answered.issuperset(living)
@@ -142,6 +150,11 @@ def _what_is_known(known: Mapping[int, Witness], inquiry: Inquiry) -> str:
     for rank, one in known.items():
         if one.left and one.failed:
             return f"rank {rank} had stopped before: {one.failed}"
+    for rank, to in ((a, b) for a in known for b in known if a < b):
+        one, other = known[rank], known[to]
+        numbers = (one.waits or {}).get(to), (other.waits or {}).get(rank)
+        if None not in numbers and numbers[0] == numbers[1] and one.what != other.what:
+            return f"rank {rank} is in '{one.what}' and rank {to} in '{other.what}': one has skipped a step"
     if any(one.late for one in known.values()):
         return "no rank is gone and none hangs: perhaps one was slower than the timeout"
     return f"no rank is gone; the call of rank {inquiry.first} failed: {known[inquiry.first].failed}"

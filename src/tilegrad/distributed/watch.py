@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import socket
 import threading
 import time
@@ -32,6 +33,8 @@ from .verdict import GONE, GRACE_S, HANGS, UNKNOWN, Verdict
 from .wire import LOST, Wire
 
 SILENT_S = 8.0  # after which a judge who says nothing at all is not waited for
+LONGEST = 1000  # characters of a reason
+_log = logging.getLogger("tilegrad")
 
 
 class RankError(RunError):
@@ -62,7 +65,7 @@ class Watch:
         self.verdict: Verdict | None = None
         self._left: Mapping[str, Any] | None = None  # what the judge said when he took leave
         self._asked, self._heard = False, time.monotonic()
-        self._complete = False  # all ranks have their lines
+        self._complete = self._closing = False  # all ranks have their lines; this one takes leave
         self._met, self._news = threading.Event(), threading.Event()  # that; a verdict, or the end of the line
         if len(self.ranks) > 1:
             self._judge = Judge(self.ranks, timeout_s) if rank == self.ranks[0] else None
@@ -74,7 +77,8 @@ class Watch:
         if len(self.ranks) == 1:
             return
         stopped = error.what if isinstance(error, RankError) else None
-        own = error is not None and stopped is None
+        own = f"{type(error).__name__}: {error}"[:LONGEST] if error is not None and stopped is None else ""
+        self._closing = True
         self._line.send({"kind": "leave", "error": own, "stopped": stopped, **self._state()})
         self._line.finish()
         if self._judge is not None:
@@ -179,7 +183,8 @@ class Watch:
         elsewhere = any(other.call is not None for other in list(_watches) if other.rank == self.rank)
         waits = call.numbers if call is not None else {} if elsewhere else None
         seconds = now - (call.begin if call is not None else self.since)
-        return {"counts": dict(self.counts), "waits": waits, "seconds": seconds}
+        what = call.what if call is not None else ""
+        return {"counts": dict(self.counts), "waits": waits, "what": what, "seconds": seconds}
 
     # -- the verdict ---------------------------------------------------------------------------------------------------
 
@@ -188,6 +193,8 @@ class Watch:
         self._hear(first)
         while not self._line.ended:
             self._hear(self._line.read())
+        if not self._closing and self._left is None and self.verdict is None:
+            _log.error("rank %d is gone", self.ranks[0])  # at once: who started the ranks may end this one too
         self._news.set()
         self._met.set()
         self._line.close()
@@ -230,7 +237,7 @@ class Watch:
         first = self.ranks[0]
         if self._left is not None:
             if self._left["gone"]:
-                return Verdict(GONE, tuple(self._left["gone"]))
+                return Verdict(GONE, tuple(self._left["gone"]), str(self._left["why"]))
             if self._left["stopped"]:
                 return Verdict(UNKNOWN, (), f"rank {first} had stopped before: {self._left['stopped']}")
             if self._left["counts"].get(str(self.rank), 0) < call.numbers.get(first, 0):
@@ -253,7 +260,8 @@ class Watch:
             "; a longer timeout=, if it is only slow" if verdict.how == HANGS else ""
         )
         who = " and ".join(map(str, verdict.ranks))
-        return RankError(f"rank {who} {verdict.how}, and the others stop", verdict.ranks, where=where, hint=hint)
+        why = f": {verdict.why}" if verdict.why else ""
+        return RankError(f"rank {who} {verdict.how}, and the others stop{why}", verdict.ranks, where=where, hint=hint)
 
 
 _watches: list[Watch] = []  # of this process

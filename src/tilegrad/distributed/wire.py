@@ -107,13 +107,22 @@ def listen() -> socket.socket:
 
 
 def own_addresses() -> list[str]:
-    """Names of this host that others may know, the most likely one first."""
-    master = os.environ.get("MASTER_ADDR", "")
-    found = [master] if master else []
-    if master:  # the first of a mesh may live elsewhere: the address it has on the way to the master
-        with contextlib.suppress(OSError):
-            family, _, _, _, place = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
+    """Names of this host that others may know, the most likely one first. The master's is one of them only on the
+    master's host: the first of a mesh may live elsewhere."""
+    master, found = os.environ.get("MASTER_ADDR", ""), list[str]()
+    with contextlib.suppress(OSError):
+        for family, _, _, _, place in socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[:1] if master else ():
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.connect(place)  # sends nothing
-                found.append(str(probe.getsockname()[0]))
-    return list(dict.fromkeys([*found, socket.gethostname()]))
+                probe.connect(place)  # sends nothing: the address on the way to the master
+                found = [*([master] if _is_here(family, place[0]) else []), str(probe.getsockname()[0])]
+    return list(dict.fromkeys([*found, socket.gethostname(), "127.0.0.1"]))
+
+
+def _is_here(family: int, address: Any) -> bool:
+    """Is it an address of this host? Nobody can listen at another."""
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True

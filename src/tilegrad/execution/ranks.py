@@ -14,8 +14,8 @@ Rule D5  All ranks make the same calls in the same order, whether their boxes ar
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -24,38 +24,18 @@ from ..ops import Place
 from ..region import Box
 from ..schedule import Exchange, Finish, Strip, Sum
 from .field import Field
+from .messages import Messages, Peers, Pending, Row, named_dtypes
 from .saved import fills
 
 if TYPE_CHECKING:
     from .walk import Pass
 
 
-class Pending(Protocol):
-    """A sum on its way."""
-
-    @property
-    def wait(self) -> Callable[[], None]: ...
-
-
-class Peers(Protocol):
-    """The other ranks. Calls are made by all of them, in the same order."""
-
-    def exchange(
-        self, what: str, sends: Mapping[int, Sequence[Tensor]], receives: Mapping[int, int]
-    ) -> Mapping[int, Tensor]:
-        """Send tensors to ranks, and receive so many bytes from ranks."""
-
-    def gather(self, what: str, tensor: Tensor, axes: frozenset[str]) -> list[Tensor]:
-        """The tensors of all ranks that differ along `axes`, in order; all have the same shape."""
-
-    def sum(self, what: str, tensor: Tensor, axes: frozenset[str]) -> Any:
-        """Begin to add up a tensor over the ranks that differ along `axes`, in place."""
-
-
 class Ranks:
     def __init__(self, owner: Pass, peers: Peers):
         self._owner, self.peers = weakref.ref(owner), peers
-        self.pending: list[Any] = []
+        self.pending: list[Pending] = []
+        self.dtypes = named_dtypes(owner.graph.value)
 
     @property
     def owner(self) -> Pass:
@@ -82,23 +62,21 @@ class Ranks:
         """Receive halos, into the margins of their values."""
         run = self.owner
         for value in step.values:
-            if value in run.tensors and run.executor.region[value] != run.extent(value):
+            margins = run.executor.region[value] != run.extent(value)
+            if value in run.tensors and value not in run.values and margins:
                 run.values[value] = field = run._field(value)  # the caller's tensor has no margins
                 own = run.tensors[value].detach().to(run.device)
                 if own.numel():
                     field.write(run.extent(value), own)
-        got = self._swap("halos", step, lambda strip: run.read(strip.value, strip.box))
-        for strip, tensor in got:
+        for strip, tensor in self._swap(step, lambda strip: run.read(strip.value, strip.box)):
             run.write(strip.value, strip.box, tensor)
 
     def _return(self, step: Exchange) -> None:
         """Give the gradients of halos to their owners, and add what others give."""
         run = self.owner
         values = tuple(value for value in step.values if value in run.reached)
-        gives = tuple(strip for strip in step.gives if strip.value in values)
-        takes = tuple(strip for strip in step.takes if strip.value in values)
-        got = self._swap("gradients of halos", Exchange(values, gives, takes, True), self._gradient_or_zero)
-        for strip, tensor in got:
+        gives, takes = (tuple(s for s in strips if s.value in values) for strips in (step.gives, step.takes))
+        for strip, tensor in self._swap(Exchange(values, gives, takes, True), self._gradient_or_zero):
             run.add_gradient(strip.value, strip.box, tensor)
 
     def _gradient_or_zero(self, strip: Strip) -> Tensor:
@@ -106,27 +84,15 @@ class Ranks:
         return found if found is not None else self._zeros(strip.value, strip.box)
 
     def _zeros(self, name: str, box: Box) -> Tensor:
-        return torch.zeros(box.shape, dtype=self._dtype(name), device=self.owner.device)
+        return torch.zeros(box.shape, dtype=self.dtypes[name], device=self.owner.device)
 
-    def _dtype(self, name: str) -> torch.dtype:
-        found: torch.dtype = getattr(torch, self.owner.graph.type(name).dtype)
-        return found
-
-    def _swap(self, what: str, step: Exchange, read: Callable[[Strip], Tensor]) -> list[tuple[Strip, Tensor]]:
+    def _swap(self, step: Exchange, read: Callable[[Strip], Tensor]) -> list[tuple[Strip, Tensor]]:
         """Rule D1: one message to each peer."""
-        sends: dict[int, list[Tensor]] = {}
-        comes: dict[int, list[Strip]] = {}
-        for strip in step.gives:
-            sends.setdefault(strip.rank, []).append(read(strip).to(self._dtype(strip.value)))
-        for strip in step.takes:
-            comes.setdefault(strip.rank, []).append(strip)
-        sizes = {rank: sum(s.box.volume * self._dtype(s.value).itemsize for s in each) for rank, each in comes.items()}
-        found = self.peers.exchange(f"{what} of {', '.join(step.values)}", sends, sizes)
-        got = []
-        for rank, each in comes.items():
-            tensors = unpack(found[rank], [(s.box.shape, self._dtype(s.value)) for s in each])
-            got += list(zip(each, tensors, strict=True))
-        return got
+        messages = Messages.of(step, self.dtypes, self.owner.device)
+        for strip, place in messages.gives:
+            place.copy_(read(strip))
+        self.peers.post(messages).wait()
+        return messages.takes
 
     # -- parts and sums ------------------------------------------------------------------------------------------------
 
@@ -139,22 +105,18 @@ class Ranks:
         if not there:
             return
         like = mine if mine is not None else self._part_like(step, step.parts[there[0]])
-        parts = self.peers.gather(f"the parts of {fold.describe()}", pack(like), step.axes)
-        shapes = [(tuple(t.shape), t.dtype) for t in like]
-        total: tuple[Tensor, ...] | None = None
-        for at in there:
-            part = tuple(unpack(parts[at], shapes))
-            total = part if total is None else op.combine(call, total, part)
-        assert total is not None
-        run.totals[step.node] = total
+        row = Row(like)
+        rows = self.peers.gather(f"the parts of {fold.describe()}", row.pack(like), step.axes)
+        parts = row.unpack(rows if len(there) == len(rows) else rows[there])
+        run.totals[step.node] = op.combine_all(call, tuple(parts))
 
     def _part_like(self, step: Finish, box: Box) -> tuple[Tensor, ...]:
         """Zeros in the shape of another rank's part: what a rank without a part puts in."""
         run, fold = self.owner, self.owner.graph.node[step.node]
         call, op = run.executor.calls[step.node], run.executor.reduction(step.node)
-        tile = torch.empty(box.shape, dtype=self._dtype(fold.inputs[0].value), device="meta")
+        tile = torch.empty(box.shape, dtype=self.dtypes[fold.inputs[0].value], device="meta")
         sizes = zip(fold.reads[1:], op.beside(call, box), strict=True)
-        others = [torch.empty(b.shape, dtype=self._dtype(name), device="meta") for name, b in sizes]
+        others = [torch.empty(b.shape, dtype=self.dtypes[name], device="meta") for name, b in sizes]
         part = op.partial(call, tile, Place(run.extent(fold.outputs[0]), (box,)), *others)
         return tuple(torch.zeros(t.shape, dtype=t.dtype, device=run.device) for t in part)
 
@@ -176,24 +138,3 @@ class Ranks:
             self.pending.append(pending)
         else:
             pending.wait()
-
-
-def pack(tensors: Sequence[Tensor]) -> Tensor:
-    """The bytes of tensors, one after another."""
-    parts = [t.contiguous().reshape(-1).view(torch.uint8) for t in tensors]
-    return torch.cat(parts) if len(parts) != 1 else parts[0].clone()
-
-
-def unpack(payload: Tensor, shapes: Sequence[tuple[Sequence[int], torch.dtype]]) -> list[Tensor]:
-    """The tensors of these shapes that a payload holds."""
-    found, at = [], 0
-    for shape, dtype in shapes:
-        size = dtype.itemsize
-        for n in shape:
-            size *= n
-        piece = payload[at : at + size]
-        at += size
-        if piece.storage_offset() * piece.element_size() % dtype.itemsize:
-            piece = piece.clone()  # a view must begin where its type may
-        found.append(piece.view(dtype).reshape(tuple(shape)))
-    return found

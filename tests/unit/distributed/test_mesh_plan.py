@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import itertools
+import re
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
-from tilegrad.bounds import lower_graph
+from tilegrad.bounds import lower_graph, needed_gradients
 from tilegrad.bounds.mesh import Mesh, name_axes
 from tilegrad.errors import BudgetError, GridError, InputError, InternalError
 from tilegrad.importers import export_module
 from tilegrad.ir import Graph, Kind
 from tilegrad.planners import MeshProblem
 from tilegrad.planners.mesh import plan_rank
-from tilegrad.planners.ranks.account import imbalance, make_accounts
+from tilegrad.planners.ranks.account import _account, imbalance, make_accounts
 from tilegrad.planners.ranks.exchange import choose_exchanged, layer_inputs
+from tilegrad.planners.ranks.forecast import OnPaper
 from tilegrad.planners.ranks.plan import MeshPlan, plan_mesh
 from tilegrad.schedule import Exchange
 from tilegrad.schedule.rules import check_peers
+from tilegrad.sim.links import LINKS
+from tilegrad.sim.machine import CPU
 
 
 def graph_of(net: nn.Module, *shape: int) -> Graph:
@@ -56,9 +61,52 @@ def test_every_element_has_one_owner(axes: dict[str, int]) -> None:
 def test_what_moves_is_what_is_needed_and_not_owned() -> None:
     plan = plan_mesh(graph_of(stack(2), 1, 4, 16, 8), mesh(h=2))
     (source,) = plan.graph.inputs
-    first, second = plan.moves(source)
+    (first, _), (second, _) = sorted(plan.strips(source, (0,), "h"), key=lambda strip: strip[1])
     assert (first.box[2], second.box[2]) == ((8, 10), (6, 8))  # two layers of 3x3 reach two rows
     assert plan.needed(source, (0,))[2] == (0, 10)
+
+
+def test_eight_neighbours_cost_four_messages() -> None:
+    """Rows, then columns with what the rows brought. Bytes: little more than what is needed and not owned."""
+    graph = graph_of(nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1) for _ in range(4))), 1, 4, 192, 192)
+    for exchanged in ((), layer_inputs(graph, mesh(h=3, w=3))):
+        plan = plan_mesh(graph, mesh(h=3, w=3), exchanged=exchanged)
+        needs = needed_gradients(plan.graph, (*weights(plan.graph), *plan.graph.inputs))
+        for coords in plan.mesh.coords():
+            sent = Counter[tuple[tuple[str, ...], bool]]()
+            taken = Counter[str]()
+            for step in plan.exchange_steps(coords, needs):
+                sent[step.values, step.gradient] += len({strip.rank for strip in step.gives})
+                for strip in step.takes if not step.gradient else ():
+                    taken[strip.value] += strip.box.volume
+            assert 0 < max(sent.values()) <= 4
+            least = {v: plan.needed(v, coords).volume - plan.owned(v, coords).volume for v in taken}
+            assert all(least[v] <= taken[v] <= 1.05 * least[v] for v in taken)
+
+
+def test_ranks_that_are_alike_are_counted_once() -> None:
+    net = nn.Sequential(stack(1), nn.BatchNorm2d(4), nn.MaxPool2d(2), nn.Conv2d(4, 4, 5, padding=2))
+    for length in (64, 61):
+        plan = plan_mesh(graph_of(net, 1, 4, length, 64), mesh(h=5, w=3))
+        needs = needed_gradients(plan.graph, weights(plan.graph))
+        each = [_account(plan, coords, needs) for coords in plan.mesh.coords()]
+        assert make_accounts(plan, weights(plan.graph)) == each
+
+
+def test_a_forecast_grows_with_slower_links_and_shrinks_with_ranks() -> None:
+    graph = graph_of(nn.Sequential(stack(4), nn.BatchNorm2d(4)), 1, 4, 512, 512)
+    paper = [OnPaper(MeshProblem(graph, mesh(h=n, w=n), 0, weights(graph), "auto", CPU)) for n in (1, 2, 4)]
+    for link in LINKS.values():
+        one, four, many = (each.over(link) for each in paper)
+        assert one.halo_s == one.messages == one.sent_bytes == 0 < four.halo_s
+        assert one.compute_s > four.compute_s > many.compute_s and one.peak_bytes > four.peak_bytes > many.peak_bytes
+        assert (
+            four.fits and four.tiles == 1 and four.step_s == sum((four.compute_s, four.halo_s, four.fold_s, four.sum_s))
+        )
+    slower = [paper[1].over(LINKS[name]).step_s for name in ("nvlink", "infiniband", "ethernet", "loopback")]
+    assert slower == sorted(slower)
+    tight = OnPaper(paper[0].ranks, int(0.7 * paper[0].over(LINKS["nvlink"]).peak_bytes)).over(LINKS["nvlink"])
+    assert tight.tiles > 1 and tight.fits
 
 
 def weights(graph: Graph) -> tuple[str, ...]:
@@ -112,6 +160,16 @@ def test_a_budget_buys_tiles() -> None:
         plan_rank(ranks, 1000)
 
 
+def test_a_rank_s_plan_in_words() -> None:
+    graph = graph_of(stack(4), 1, 4, 64, 64)
+    plan = plan_rank(MeshProblem(graph, mesh(h=2, w=2), 1, weights(graph)), None)
+    text = str(plan)
+    assert len(text.splitlines()) <= 25
+    assert "rank        1 of 2 along h, 2 along w" in text
+    assert re.search(r"moved       \S+B sent, \S+B received a step; halos \d+ times forward", text)
+    assert len(repr(plan)) < 120
+
+
 def test_bad_meshes() -> None:
     with pytest.raises(GridError, match="5 ranks along h, but input"):
         plan_mesh(graph_of(stack(1), 1, 4, 4, 8), mesh(h=5))
@@ -134,7 +192,8 @@ def test_an_operator_without_a_box_rule_is_refused() -> None:
 
 def exchanges() -> dict[int, list[Exchange]]:
     plan = plan_mesh(graph_of(stack(2), 1, 4, 16, 16), mesh(h=2, w=2))
-    found = {plan.mesh.rank(c): plan.exchange_steps(c, weights(plan.graph)) for c in plan.mesh.coords()}
+    needs = needed_gradients(plan.graph, (*weights(plan.graph), *plan.graph.inputs))
+    found = {plan.mesh.rank(c): plan.exchange_steps(c, needs) for c in plan.mesh.coords()}
     check_peers(found)
     assert all(found.values())
     return found

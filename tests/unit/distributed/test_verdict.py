@@ -76,8 +76,8 @@ def test_leave_before_a_call_that_another_is_in() -> None:
 
 def test_leave_with_an_error() -> None:
     known = {0: failed(inside(r2=7)), 1: outside(9, 1.0), 2: inside(r1=7)}
-    known[1].left = known[1].error = True
-    assert ruled(known) == Verdict(GONE, (1,))
+    known[1].left, known[1].error = True, "ValueError: no"
+    assert ruled(known) == Verdict(GONE, (1,), "ValueError: no")
 
 
 def test_who_stops_because_others_do_is_not_to_blame() -> None:
@@ -189,8 +189,19 @@ def test_messages_come_back() -> None:
     for verdict in (Verdict(GONE, (1, 2)), Verdict(UNKNOWN, (), "who knows")):
         assert Verdict.of(json.loads(json.dumps(verdict.message()))) == verdict
     one = Witness()
-    state = {"counts": {1: 4}, "waits": {1: 4}, "seconds": 2.5}
+    state = {"counts": {1: 4}, "waits": {1: 4}, "what": "halos", "seconds": 2.5}
     one.hear(json.loads(json.dumps({"kind": "failed", "said": "no", "late": True, **state})))
-    assert one == Witness({1: 4}, {1: 4}, 2.5, failed="no", late=True)
-    one.hear(json.loads(json.dumps({"kind": "leave", "error": True, "stopped": None, **state, "waits": None})))
+    assert one == Witness({1: 4}, {1: 4}, 2.5, failed="no", late=True, what="halos")
+    one.hear(
+        json.loads(json.dumps({"kind": "leave", "error": "ValueError: no", "stopped": None, **state, "waits": None}))
+    )
     assert one.left and one.error and one.waits is None and one.failed == "no"
+
+
+def test_ranks_that_went_different_ways() -> None:
+    known = {0: failed(inside(r1=7), late=True), 1: inside(r0=7)}
+    known[0].what, known[1].what = "the gradient of 'w'", "the inputs"
+    found = ruled(known, passed=GRACE_S)
+    assert found == Verdict(
+        UNKNOWN, (), "rank 0 is in 'the gradient of 'w'' and rank 1 in 'the inputs': one has skipped a step"
+    )

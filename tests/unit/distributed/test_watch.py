@@ -19,7 +19,7 @@ from tilegrad.distributed import verdict
 from tilegrad.distributed import watch as watch_module
 from tilegrad.distributed.judge import Judge
 from tilegrad.distributed.watch import RankError, Watch
-from tilegrad.distributed.wire import CLOSED, Wire
+from tilegrad.distributed.wire import CLOSED, Wire, own_addresses
 from tilegrad.errors import RunError
 
 PROGRAM = Path(__file__).parent / "forked_ranks.py"
@@ -37,7 +37,11 @@ def scenarios() -> dict[str, Said]:
     """What the ranks of every scenario say."""
     command = [sys.executable, str(PROGRAM), *SCENARIOS]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0 and not done.stderr, done.stderr
+    said = done.stderr.splitlines()  # at once, before anybody ends the ranks
+    assert done.returncode == 0 and all(line.startswith(("rank ", "no rank ")) for line in said), done.stderr
+    assert any(line.startswith("rank 2 stops: ZeroDivisionError: a mistake of one rank") for line in said), said
+    assert "rank 2 is gone" in said and "rank 0 is gone" in said and "rank 2 hangs" in said, said
+    assert not [line for line in said if line.startswith(("rank 1", "rank 3"))], said
     found = json.loads(done.stdout)
     return {name: {int(rank): report for rank, report in found[name].items()} for name in SCENARIOS}
 
@@ -295,3 +299,13 @@ def test_what_was_said_is_read_before_the_end() -> None:
     assert [message["k"] for message in found] == list(range(100)) and other.ended == CLOSED
     other.send({})  # nobody is there, and that is all right
     other.close()
+
+
+def test_the_address_of_a_first_rank_that_is_not_on_the_masters_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """192.0.2.0/24 belongs to nobody: a judge cannot listen there, and tells the others where he does."""
+    monkeypatch.setenv("MASTER_ADDR", "192.0.2.77")
+    assert "192.0.2.77" not in own_addresses()
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    assert own_addresses()[0] == "localhost"
+    monkeypatch.delenv("MASTER_ADDR")
+    assert own_addresses()[-1] == "127.0.0.1"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ...bounds import call_of, needed_gradients
@@ -33,8 +33,31 @@ class Account:
 
 def make_accounts(plan: MeshPlan, graded: Collection[str] | None = None) -> list[Account]:
     """For every rank. `graded`: outside values that need a gradient (default: all parameters); none: inference."""
-    needs = _needs(plan, graded)
-    return [_account(plan, coords, needs) for coords in plan.mesh.coords()]
+    needs, found = _needs(plan, graded), dict[tuple[int, ...], Account]()
+    kinds = [_kinds(plan, axis) for axis in plan.mesh.axes]
+    every = []
+    for coords in plan.mesh.coords():
+        like = tuple(kind[at] for kind, at in zip(kinds, coords, strict=True))
+        if like not in found:
+            found[like] = _account(plan, coords, needs)
+        every.append(replace(found[like], rank=plan.mesh.rank(coords), coords=coords))
+    return every
+
+
+def _kinds(plan: MeshPlan, axis: str) -> list[int]:
+    """For every index of the mesh along an axis the first that does as much: inside of an image most are alike."""
+    looks: list[list[int]] = [[] for _ in range(plan.mesh.size(axis))]
+    for walk in plan.walks:
+        for look, spans in zip(looks, walk.spans.get(axis, ()), strict=False):
+            look += [span.size for tracks in (spans.own, spans.held) for track in tracks.values() for span in track]
+    for value in plan.graph.value:
+        sides = plan.sides(value).get(axis, ())
+        for at, (look, side) in enumerate(zip(looks, sides, strict=False)):
+            others = [other for k, other in enumerate(sides) if k != at]
+            met = [n for o in others for n in (side.needed.meet(o.own).size, o.needed.meet(side.own).size) if n]
+            look += [side.own.size, side.wanted.size, len(met), *met]
+    first: dict[tuple[int, ...], int] = {}
+    return [first.setdefault(tuple(look), at) for at, look in enumerate(looks)]
 
 
 def busiest_rank(plan: MeshPlan, graded: Sequence[str]) -> Coords:
@@ -59,22 +82,10 @@ def _account(plan: MeshPlan, coords: Coords, needs: Collection[str]) -> Account:
     graph = plan.graph
     ends = {*graph.inputs, *graph.outputs}
     sent = received = halo = messages = 0
-    for values in plan.exchanges.values():
-        moves = [move for value in values for move in plan.moves(value)]
-        out = {m.reader for m in moves if m.owner == coords}
-        messages += len(out)
-        for move in moves:
-            size = move.box.volume * graph.type(move.value).item_bytes
-            sent += size * (move.owner == coords)
-            received += size * (move.reader == coords)
-            halo += size * (move.reader == coords)
-    for back in plan.returns(needs):
-        moves = [move for value in back for move in plan.moves(value)]
-        messages += len({m.owner for m in moves if m.reader == coords})
-        for move in moves:
-            size = move.box.volume * graph.type(move.value).item_bytes
-            sent += size * (move.reader == coords)
-            received += size * (move.owner == coords)
+    for step in plan.exchange_steps(coords, needs):
+        given, taken = (sum(s.box.volume * graph.type(s.value).item_bytes for s in x) for x in (step.gives, step.takes))
+        sent, received, messages = sent + given, received + taken, messages + len({s.rank for s in step.gives})
+        halo += 0 if step.gradient else taken
     return Account(
         plan.mesh.rank(coords),
         coords,

@@ -24,14 +24,16 @@ EVERY = (1, 2, 3, 4, 6, 8, 12, 16)  # layers between two exchanges that are trie
 
 def choose_exchanged(ranks: MeshProblem) -> tuple[str, ...]:
     """The values whose halos move between ranks although the walk could go on."""
+    plans = exchange_options(ranks)
+    return min(plans, key=lambda option: _seconds(plans[option], ranks)) if len(plans) > 1 else next(iter(plans))
+
+
+def exchange_options(ranks: MeshProblem) -> dict[tuple[str, ...], MeshPlan]:
+    """Plans, by the values whose halos move although the walk could go on."""
     layers = layer_inputs(ranks.graph, ranks.mesh)
-    if ranks.exchange == "segment" or not layers:
-        return ()
-    if ranks.exchange == "layer":
-        return tuple(layers)
-    options = dict.fromkeys(((), *(tuple(layers[k - 1 :: k]) for k in EVERY)))
-    plans = {option: plan_mesh(ranks.graph, ranks.mesh, exchanged=option) for option in options}
-    return min(options, key=lambda option: _seconds(plans[option], ranks))
+    every: dict[str, Sequence[tuple[str, ...]]] = {"segment": [()], "layer": [tuple(layers)]}
+    options = every.get(ranks.exchange, [(), *(tuple(layers[k - 1 :: k]) for k in EVERY)])
+    return {option: plan_mesh(ranks.graph, ranks.mesh, exchanged=option) for option in dict.fromkeys(options)}
 
 
 def _seconds(plan: MeshPlan, ranks: MeshProblem) -> float:

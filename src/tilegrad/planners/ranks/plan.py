@@ -11,9 +11,10 @@ Everything follows from box rules, so no rank has to ask another what it needs.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, reduce
+from typing import NamedTuple
 
 from ...bounds import AXES, Axes, Cuts, Line, Placement, Spans, Tiling, label_axes, needed_gradients, place_values
 from ...bounds.lines import line_of, tile_line
@@ -52,14 +53,13 @@ class Walk:
         return tuple(dict.fromkeys(v for n in self.nodes for v in n.reads if v not in made and v not in self.boxed))
 
 
-@dataclass(frozen=True)
-class Transfer:
-    """A box of a value that one rank owns and another needs."""
+class OwnedSide(NamedTuple):
+    """Of a value along an axis that it is cut along: what one index of the mesh owns, what it needs, and what of its
+    own any index needs."""
 
-    value: str
-    owner: Coords
-    reader: Coords
-    box: Box
+    own: Interval
+    needed: Interval
+    wanted: Interval
 
 
 @dataclass(frozen=True)
@@ -75,33 +75,53 @@ class MeshPlan:
 
     def owned(self, value: str, coords: Coords) -> Box:
         """The box of a value that a rank answers for; whole along axes that it is not cut along."""
-        sides = [Interval(0, n) for n in self.graph.shape(value)]
-        for axis in self.placement.cut[value]:
-            dim, at = self.axes.dims[value][axis], self.mesh.index(coords, axis)
-            cuts = self.mesh.cuts(axis, sides[dim].size)
-            sides[dim] = Interval(cuts[at], cuts[at + 1])
-        return Box(sides)
+        return self._box(value, coords, lambda side: side.own)
 
     def needed(self, value: str, coords: Coords) -> Box:
         """The box of a value that a rank reads in any phase."""
-        sides = list(self.owned(value, coords))
-        for axis in self.placement.cut[value]:
-            dim, at = self.axes.dims[value][axis], self.mesh.index(coords, axis)
-            found = Interval(0, 0)
-            for walk in self.readers[value]:
-                tracked = axis in walk.spans and value in walk.spans[axis][at].held
-                spans = walk.spans[axis][at].held[value] if tracked else [Interval(0, self.graph.shape(value)[dim])]
-                for span in spans:
-                    found = found.hull(span)
-            sides[dim] = found
-        return Box(sides)
+        return self._box(value, coords, lambda side: side.needed)
 
     def region(self, value: str, coords: Coords) -> Box:
         """What a rank allocates: its own box with margins for what it needs of others."""
-        owned, needed = self.owned(value, coords), self.needed(value, coords)
-        if needed.empty:
-            return owned
-        return needed if owned.empty else owned.hull(needed)
+        return self._box(value, coords, lambda side: side.own.hull(side.needed))
+
+    def _box(self, value: str, coords: Coords, choose: Callable[[OwnedSide], Interval]) -> Box:
+        sides = [Interval(0, n) for n in self.graph.shape(value)]
+        for axis, each in self.sides(value).items():
+            sides[self.axes.dims[value][axis]] = choose(each[self.mesh.index(coords, axis)])
+        return Box(sides)
+
+    def sides(self, value: str) -> dict[str, list[OwnedSide]]:
+        """By axis that a value is cut along, in the order of the mesh, and by index."""
+        if value not in self._sides:
+            cut = [axis for axis in self.mesh.axes if axis in self.placement.cut[value]]
+            self._sides[value] = {axis: self._along(value, axis) for axis in cut}
+        return self._sides[value]
+
+    @cached_property
+    def _sides(self) -> dict[str, dict[str, list[OwnedSide]]]:
+        return {}
+
+    def _along(self, value: str, axis: str) -> list[OwnedSide]:
+        length = self.graph.shape(value)[self.axes.dims[value][axis]]
+        cuts, needed = self.mesh.cuts(axis, length), list[Interval]()
+        for at in range(self.mesh.size(axis)):
+            found = Interval(0, 0)
+            for walk in self.readers[value]:
+                tracked = axis in walk.spans and value in walk.spans[axis][at].held
+                for span in walk.spans[axis][at].held[value] if tracked else [Interval(0, length)]:
+                    found = found.hull(span)
+            needed.append(found)
+        everyone = reduce(Interval.hull, needed, Interval(0, 0))
+        own = [Interval(cuts[at], cuts[at + 1]) for at in range(len(needed))]
+        return [OwnedSide(mine, want, mine.meet(everyone)) for mine, want in zip(own, needed, strict=True)]
+
+    @cached_property
+    def full(self) -> bool:
+        """Has every rank a part of everything?"""
+        spans = (one for walk in self.walks for along in walk.spans.values() for one in along)
+        tracks = (track for one in spans for track in (*one.own.values(), *one.held.values()))
+        return not any(span.empty for track in tracks for span in track)
 
     @cached_property
     def readers(self) -> dict[str, list[Walk]]:
@@ -122,42 +142,46 @@ class MeshPlan:
                 found[walks[0].key].append(value)
         return {key: tuple(values) for key, values in found.items()}
 
-    def returns(self, needs: Collection[str]) -> Iterator[tuple[str, ...]]:
-        """The values whose halos' gradients go back together, in the order of a backward pass."""
-        for walk in reversed(self.walks):
-            yield self._stored(walk, needs)
-            yield from ((v,) for v in self._first_read(walk, needs) if self.placement.cut[v])
-        yield self._cut_inputs(needs)
-
-    def _stored(self, walk: Walk, needs: Collection[str]) -> tuple[str, ...]:
-        return tuple(name for name in walk.stores if name in needs and self.placement.cut[name])
-
     def _first_read(self, walk: Walk, needs: Collection[str]) -> tuple[str, ...]:
         """Parameters that no earlier walk reads: their gradients are complete when this one has run backward."""
         mine = dict.fromkeys((*walk.boxed, *walk.whole))
         weights = [v for v in mine if self.graph.value[v].kind is Kind.PARAMETER and v in needs]
         return tuple(v for v in weights if self.readers[v][0] is walk)
 
-    def _cut_inputs(self, needs: Collection[str]) -> tuple[str, ...]:
-        return tuple(v.name for v in self.graph.of_kind(Kind.INPUT) if v.name in needs and self.placement.cut[v.name])
+    @property
+    def moved(self) -> list[tuple[str, ...]]:
+        """What is exchanged together, where anything moves."""
+        return [values for values in self.exchanges.values() if self.stages(values)]
 
-    def moves(self, value: str) -> tuple[Transfer, ...]:
-        """All boxes of a value that change hands, in an order all ranks agree on."""
-        if value not in self._moves:
-            self._moves[value] = tuple(self._find_moves(value))
-        return self._moves[value]
+    def stages(self, values: Sequence[str]) -> list[str]:
+        """The axes along which anything of these values moves: one after another, so that what lies across a corner
+        comes by way of a neighbour, and there are two messages to an axis."""
+        return [axis for axis in self.mesh.axes if any(self._moves_along(value, axis) for value in values)]
 
-    @cached_property
-    def _moves(self) -> dict[str, tuple[Transfer, ...]]:
-        return {}
+    def _moves_along(self, value: str, axis: str) -> bool:
+        return any(not side.own.holds(side.needed) for side in self.sides(value).get(axis, ()))
 
-    def _find_moves(self, value: str) -> Iterator[Transfer]:
-        cut = self.placement.cut[value]
-        for reader in self.mesh.coords():
-            needed = self.needed(value, reader)
-            for owner in self.mesh.alike(reader, cut):
-                if owner != reader and not (box := needed.meet(self.owned(value, owner))).empty:
-                    yield Transfer(value, owner, reader, box)
+    def strips(self, value: str, coords: Coords, axis: str) -> Iterator[tuple[Strip, bool]]:
+        """What a rank takes of others along an axis, and (True) gives."""
+        if not self._moves_along(value, axis):
+            return
+        k = self.mesh.axes.index(axis)
+        for at in range(self.mesh.size(axis)):
+            peer = (*coords[:k], at, *coords[k + 1 :])
+            for given, reader, owner in ((False, coords, peer), (True, peer, coords)) if peer != coords else ():
+                if not (box := self._handed(value, axis, reader, owner)).empty:
+                    yield Strip(value, box, self.mesh.rank(peer)), given
+
+    def _handed(self, value: str, axis: str, reader: Coords, owner: Coords) -> Box:
+        """Along axes before this one the owner has by now what both need; along those behind it, its own."""
+        sides, before = [Interval(0, n) for n in self.graph.shape(value)], True
+        for each, found in self.sides(value).items():
+            side, dim = found[self.mesh.index(reader, each)], self.axes.dims[value][each]
+            if each == axis:
+                sides[dim], before = side.needed.meet(found[self.mesh.index(owner, each)].own), False
+            else:
+                sides[dim] = side.needed if before else side.wanted
+        return Box(sides)
 
     # -- a rank's part -------------------------------------------------------------------------------------------------
 
@@ -177,11 +201,10 @@ class MeshPlan:
         steps = with_frees(self.graph, phases, list(self._groups(phases, coords, needs, keep)))
         return Schedule(self.graph, self.mode, phases, steps=steps, islands=Islands(phases), seat=seat)
 
-    def exchange_steps(self, coords: Coords, graded: Collection[str] = ()) -> list[Exchange]:
-        """What a rank tells others in a step, in order."""
-        needs = needed_gradients(self.graph, graded)
-        groups = self._groups(self.phases(coords), coords, needs, frozenset())
-        return [step for steps, _ in groups for step in steps if isinstance(step, Exchange)]
+    def exchange_steps(self, coords: Coords, needs: Collection[str] = ()) -> list[Exchange]:
+        """What a rank tells others in a step, in order. `needs`: values whose gradient flows back."""
+        forth = [step for walk in self.walks for step in self._exchange(walk, coords)]
+        return forth + [step for walk in reversed(self.walks) for step in self._exchange(walk, coords, needs)]
 
     def phases(self, coords: Coords) -> tuple[TilePhase, ...]:
         return tuple(self._phase(walk, coords) for walk in self.walks)
@@ -196,25 +219,22 @@ class MeshPlan:
     ) -> Iterator[tuple[list[ScheduleStep], set[str]]]:
         """The steps of every phase, forward and back, with what ranks tell each other before and after."""
         for walk, phase in zip(self.walks, phases, strict=True):
-            steps = self._exchange(self.exchanges[walk.key], coords)
+            steps: list[ScheduleStep] = [*self._exchange(walk, coords)]
             steps += run_steps(phase, keep if needs else frozenset())
             yield steps + [self._finish(fold, coords) for fold in walk.folds], forward_uses(phase)
         yield [Turn()], {*self.graph.outputs, *(new for _, new in self.graph.updates)}
         summed = set[str]()
         for walk, phase in zip(reversed(self.walks), reversed(phases), strict=True) if needs else ():
-            steps = self._exchange(self._stored(walk, needs), coords, gradient=True)
             folds = [fold for fold in walk.folds if fold.outputs[0] in needs]
-            steps += [Sum(fold.outputs[0], self.placement.folds[fold.name]) for fold in folds]
+            steps = [Sum(fold.outputs[0], self.placement.folds[fold.name]) for fold in folds]
             steps += backward_steps(phase, keep)
-            for name in self._first_read(walk, needs):
-                steps += self._exchange((name,), coords, gradient=True) if self.placement.cut[name] else []
-                steps.append(self._sum(name))
-                summed.add(name)
-            yield steps, backward_uses(phase, keep)
+            steps += self._exchange(walk, coords, needs)
+            mine = self._first_read(walk, needs)
+            summed.update(mine)
+            yield steps + [self._sum(name) for name in mine], backward_uses(phase, keep)
         if needs:
             rest = [v.name for v in self.graph.values if not v.kind.computed and v.name in needs]
-            steps = self._exchange(self._cut_inputs(needs), coords, gradient=True)
-            yield steps + [self._sum(name) for name in rest if name not in summed], set()
+            yield [self._sum(name) for name in rest if name not in summed], set()
 
     def _sum(self, name: str) -> Sum:
         return Sum(name, frozenset(self.mesh.axes) - self.placement.cut[name], later=True)
@@ -224,15 +244,17 @@ class MeshPlan:
         parts = tuple(self.owned(fold.inputs[0].value, c) for c in self.mesh.alike(coords, axes))
         return Finish(fold.name, axes, parts)
 
-    def _exchange(self, values: Sequence[str], coords: Coords, *, gradient: bool = False) -> list[ScheduleStep]:
-        """None where no rank has anything to tell."""
-        moves = [move for value in values for move in self.moves(value)]
-        if not moves:
-            return []
-        out = tuple(Strip(m.value, m.box, self.mesh.rank(m.reader)) for m in moves if m.owner == coords)
-        come = tuple(Strip(m.value, m.box, self.mesh.rank(m.owner)) for m in moves if m.reader == coords)
-        gives, takes = (come, out) if gradient else (out, come)  # the adjoint: from the reader to the owner
-        return [Exchange(tuple(values), gives, takes, gradient)]
+    def _exchange(self, walk: Walk, coords: Coords, needs: Collection[str] | None = None) -> list[Exchange]:
+        """Of what a walk is the first to read; in backward (`needs`) its gradients, by the same way back. None where no
+        rank has anything to tell."""
+        back = needs is not None
+        values = tuple(v for v in self.exchanges[walk.key] if needs is None or v in needs)
+        found = []
+        for axis in self.stages(values):
+            strips = [each for value in values for each in self.strips(value, coords, axis)]
+            takes, gives = (tuple(strip for strip, given in strips if given is way) for way in (back, not back))
+            found.append(Exchange(values, gives, takes, back))
+        return found[::-1] if back else found
 
     def _phase(self, walk: Walk, coords: Coords) -> TilePhase:
         at = self.walks.index(walk)
@@ -258,11 +280,12 @@ def plan_mesh(
 
 
 def _check_mesh(graph: Graph, axes: Axes, mesh: Mesh, placement: Placement) -> None:
+    known = [axis for value in graph.values for axis, _ in value.axes]  # what parts were cut along
     for axis in mesh.axes:
         values = [v for v in graph.of_kind(Kind.INPUT) if axis in placement.cut[v.name]]
         for value in values:
             check_fits(mesh, axis, value.type.shape[axes.dims[value.name][axis]], f"input '{value.name}'")
-        if not values and mesh.size(axis) > 1:
+        if not values and mesh.size(axis) > 1 and (axis in known or not known):
             what = f"{mesh.size(axis)} ranks along {axis}, but the network has no input that can be cut along it"
             raise GridError(what, hint=f"a mesh without {axis}, or layers that read near what they make")
 

@@ -247,10 +247,11 @@ def serve(rank: int, world: int, port: int, pipe: Connection) -> None:
 
 def make_mesh(spec: MeshSpec, rank: int) -> Any:
     from tilegrad.distributed.join import group_of
+    from tilegrad.distributed.replicas import split_mesh
 
     mesh = make_device_mesh(spec)
     if rank in spec.ranks:
-        group_of(mesh, TIMEOUT_S)
+        group_of(split_mesh(mesh, "leave")[0], TIMEOUT_S)
     return mesh
 
 

@@ -1,0 +1,106 @@
+"""Gradients that ranks share, added up many at a time.
+
+Values whose gradients are added up over the same ranks enter a pass together, shortly before the first of them is used.
+So autograd has all of their gradients when it comes back to that place: they are laid end to end and added up while
+backward goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from ..schedule import Sum
+from .executor import Executor
+from .messages import Peers, Pending
+from .saved import fills
+
+BYTES = 1 << 20  # from which on more at a time is no faster
+
+
+@dataclass
+class Arrivals:
+    """The gradients of a pass. Autograd will know this, and must not know the pass."""
+
+    peers: Peers
+    anchor: Tensor
+    reached: frozenset[str] = frozenset()
+    found: dict[str, Tensor] = field(default_factory=dict)
+    pending: list[Pending] = field(default_factory=list)
+
+    def wait(self) -> dict[str, Tensor]:
+        for pending in self.pending:
+            pending.wait()
+        return self.found
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """`alone`: its only value's gradient is made where nobody else reads it, and can be added up as it lies."""
+
+    names: tuple[str, ...]
+    axes: frozenset[str]
+    alone: bool
+
+    def enter(self, arrivals: Arrivals, tensors: Sequence[Tensor], device: torch.device) -> tuple[Tensor, ...]:
+        here = [t.detach().to(device, non_blocking=True) for t in tensors]
+        found: tuple[Tensor, ...] = _Entrance.apply(arrivals.anchor, self, arrivals, here)  # type: ignore[no-untyped-call]
+        return found
+
+    def add_up(self, arrivals: Arrivals, grads: Sequence[Tensor | None], like: Sequence[torch.Size]) -> None:
+        there = [at for at, name in enumerate(self.names) if name in arrivals.reached]
+        if not there:
+            return
+        some = next(grad for grad in grads if grad is not None)
+        each = [grad if (grad := grads[at]) is not None else some.new_zeros(like[at]) for at in there]
+        if self.alone and each[0].is_contiguous() and fills(each[0]):
+            flat, pieces = each[0], each
+        else:
+            flat, pieces, lo = torch.cat([grad.reshape(-1) for grad in each]), [], 0
+            for grad in each:
+                pieces.append(flat[lo : lo + grad.numel()].view(grad.shape))
+                lo += grad.numel()
+        arrivals.found |= {self.names[at]: piece for at, piece in zip(there, pieces, strict=True)}
+        what = f"the gradient of '{self.names[there[0]]}'" + (f" and {len(there) - 1} more" if len(there) > 1 else "")
+        arrivals.pending.append(arrivals.peers.sum(what, flat, self.axes))
+
+
+class _Entrance(Function):
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, bucket: Bucket, arrivals: Arrivals, tensors: list[Tensor]) -> Any:
+        ctx.set_materialize_grads(False)
+        ctx.known = bucket, arrivals, [t.shape for t in tensors]
+        return tuple(t.detach() for t in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[None, None, None, None]:
+        bucket, arrivals, shapes = ctx.known
+        bucket.add_up(arrivals, grads, shapes)
+        return None, None, None, None
+
+
+def in_buckets(executor: Executor, sums: Sequence[Sum], needs: frozenset[str]) -> Iterator[Bucket]:
+    """In the order of backward, as much together as is worth it."""
+    types, names, size = executor.graph.value, list[str](), 0
+    known: tuple[frozenset[str], str] | None = None
+    for step in (step for step in sums if step.value in needs):
+        kind = step.axes, types[step.value].type.dtype
+        nbytes = executor.owned[step.value].volume * types[step.value].type.item_bytes
+        if known is not None and (kind != known or size + nbytes > BYTES):
+            yield _bucket(executor, names, known[0])
+            names, size = [], 0
+        known, size = kind, size + nbytes
+        names.append(step.value)
+    if known is not None and names:
+        yield _bucket(executor, names, known[0])
+
+
+def _bucket(executor: Executor, names: Sequence[str], axes: frozenset[str]) -> Bucket:
+    readers = executor.graph.consumers[names[0]]
+    fresh = all(executor.ops[node.name].dense and node.reads[0] != names[0] for node in readers)
+    return Bucket(tuple(reversed(names)), axes, len(names) == 1 and len(readers) == 1 and fresh)
