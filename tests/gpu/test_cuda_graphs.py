@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import logging
 from collections.abc import Callable
 from itertools import pairwise
@@ -297,3 +298,21 @@ def test_a_recording_that_fails_leaves_nothing_behind(
             net(x).square().mean().backward()
         same(plain, tiled)
     assert is_recorded(tiled)
+
+
+def test_memory_that_outlives_its_recording_is_no_hindrance_to_the_next() -> None:
+    plain, tiled = pair(small())
+    kept: list[Tensor] = []
+    for _ in range(8):
+        x = image()
+        for net in (plain, tiled):
+            net.zero_grad()
+            net(x).square().mean().backward()
+        same(plain, tiled)
+        recorded = tiled._state.last.recorded
+        if recorded is not None and recorded.recording is not None:
+            kept += recorded.recording.outputs
+            recorded.recording = None
+            gc.collect()
+    assert len(kept) >= 3
+    assert torch.randn(3, device="cuda").isfinite().all()

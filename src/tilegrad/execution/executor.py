@@ -38,6 +38,7 @@ class Executor:
     def __init__(self, schedule: Schedule, device: str = "cpu", compile: Mapping[str, Any] | None = None):
         self.schedule, self.graph, self.device, self.compile = schedule, schedule.graph, device, compile
         self.met: set[str] = set()  # islands that are compiled, as far as we got
+        self.rank_programs: dict[Any, Any] = {}  # of a rank that keeps everything, by the gradients that are wanted
         self._programs: dict[str, tuple[ProgramStep, ...]] = {}
         self._plain: dict[str, bool] = {}
         self._unread: dict[str, frozenset[str]] = {}

@@ -69,19 +69,20 @@ class GraphPool:
     def __init__(self) -> None:
         self._flight: weakref.ref[Flight] | None = None
         self._handle: Any = None
+        self._made: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
 
     @contextlib.contextmanager
     def recording(self, graph: torch.cuda.CUDAGraph, device: torch.device) -> Iterator[None]:
         """Other threads (those that load data) go on meanwhile. Garbage waits: what dies may wait for the device, which
         ends a recording."""
-        if self._handle is None:
+        gc.collect()
+        if not self._made:  # a pool of memory ends with the last recording in it
             self._handle = torch.cuda.graph_pool_handle()
         before, enabled = torch.cuda.current_stream(device), gc.isenabled()
         capture = torch.cuda.graph(graph, self._handle, _stream(device), capture_error_mode="thread_local")
-        gc.collect()
         gc.disable()
         try:
-            capture.__enter__()
+            self._begin(capture, graph, device)
             try:
                 yield
             finally:
@@ -91,13 +92,22 @@ class GraphPool:
             if enabled:
                 gc.enable()
 
+    def _begin(self, capture: torch.cuda.graph, graph: torch.cuda.CUDAGraph, device: torch.device) -> None:
+        try:
+            capture.__enter__()
+        except RuntimeError:
+            _mend(device)
+            raise
+        self._made.add(graph)
+
     def _end(self, capture: torch.cuda.graph, device: torch.device) -> None:
         """A step that fails by itself ends its recording well. One that the device has ended does not: rule C5."""
         try:
             capture.__exit__(None, None, None)
         except RuntimeError:
-            _mend(self._handle, device)
-            self._handle = None
+            end_pool(device, self._handle)
+            self._made.clear()
+            _mend(device)
             raise
 
     @property
@@ -116,9 +126,8 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-def _mend(handle: Any, device: torch.device) -> None:
+def _mend(device: torch.device) -> None:
     """Rule C5."""
-    end_pool(device, handle)
     with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=_stream(device)):
         torch.zeros(1, device=device)
 

@@ -17,6 +17,8 @@ from ..ops import Call, Op
 from ..region import Box
 from .saved import trimmed
 
+SMALL = 2**16  # bytes that are not worth a copy of what is left of them
+
 
 @dataclass(frozen=True)
 class WholeNode:
@@ -51,7 +53,7 @@ class WholeNode:
             def run(tensors: Sequence[Tensor]) -> Tensor:
                 return op.run_whole(call, tensors, 0, tensors[0].device)
 
-        if call.out.bytes >= max((t.bytes for t in call.inputs), default=0):
+        if max((t.bytes for t in call.inputs), default=0) <= max(call.out.bytes, SMALL):
             return run
 
         return lambda tensors: trimmed(run(tensors), tensors)

@@ -32,8 +32,9 @@ from .around import around
 from .buffers import Buffers
 from .executor import Executor
 from .field import Field
+from .messages import Peers
 from .moves import Mover
-from .ranks import Peers, Ranks
+from .ranks import Ranks
 from .record import Record
 from .saved import memory_of
 from .shelf import Shelf

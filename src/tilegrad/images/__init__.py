@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..errors import InputError
@@ -39,6 +40,10 @@ def open(
     does not say. dtype: of what is read. scale, mean, std: `(pixels * scale - mean) / std`, the last two a number or
     one for each channel. Bytes in a floating dtype need a scale: 1/255, or 1 for 0 to 255 as they are.
     """
+    for name, colour in (("scale", scale), ("mean", mean), ("std", std)):
+        numbers = np.asarray(1.0 if colour is None else colour, dtype=float)
+        if not np.isfinite(numbers).all() or (name != "mean" and not numbers.all()):
+            raise InputError(f"{name}={colour} makes nothing of an image", hint=f"{name}=0.5")
     opened = Opened(item, level)
     found = ImageSource((Picture(opened, sides_of(opened, axes)),), dtype)
     if scale is not None:

@@ -7,7 +7,10 @@ Rule P3  What a header promises is believed only as far as the file could hold i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,6 +22,8 @@ from ..errors import FormatError, InputError
 from ..units import format_bytes
 
 MOST_PIECE = 1 << 30  # bytes of a chunk, tile or strip, which is decoded whole
+SMALL_PIECE = 16 << 20  # of which several are decoded at once
+READERS = 8
 Slices = tuple[slice, ...]
 
 
@@ -76,3 +81,22 @@ def check_piece(shape: Sequence[int], dtype: np.dtype[Any], file_bytes: int | No
     size = prod(int(n) for n in shape) * dtype.itemsize
     if size > MOST_PIECE or (file_bytes is not None and size > ratio * file_bytes):
         raise FormatError(f"a piece of {'x'.join(map(str, shape))} {dtype} is {format_bytes(size)}")
+
+
+def for_each(work: Callable[[Any], None], pieces: Iterable[Any], size: int) -> None:
+    """Decode pieces of `size` bytes, several at once where they are small: decoders let go of Python's lock."""
+    pieces = list(pieces)
+    if len(pieces) < 2 or size > SMALL_PIECE:
+        for piece in pieces:
+            work(piece)
+    else:
+        list(_readers().map(work, pieces))
+
+
+@cache
+def _readers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(min(READERS, os.cpu_count() or 1), "tilegrad-read")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_readers.cache_clear)  # there are no threads in a child

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from ..errors import FormatError, InputError, TilegradError
+from ..extras import install_hint
+from ..files import near_file
 from .base import ImageReader, Slices
 
 HEAD = 64  # bytes of a file that tell its format
@@ -65,7 +67,7 @@ def _format_of(item: Any) -> type[ImageReader]:
     head = b""
     if isinstance(item, Path):
         if not item.exists():
-            raise FormatError("there is no such file")
+            raise FormatError("there is no such file", hint=near_file(item))
         if item.is_file():
             with open(item, "rb") as file:
                 head = file.read(HEAD)
@@ -83,7 +85,8 @@ def installed(name: str, library: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise InputError(f"{name} needs a library: {error}", hint=f"pip install {library}") from error
+        hint = install_hint(error, f"pip install {library}")
+        raise InputError(f"{name} needs a library: {error}", hint=hint) from error
 
 
 @contextmanager

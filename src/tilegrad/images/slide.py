@@ -3,8 +3,8 @@
 Levels are the slide's own. Where it holds nothing, it has its background's colour.
 
 OpenSlide wants the corner of a box in pixels of the first level. Where that is no whole number of times larger, the
-corner falls between pixels, and what is read depends a little on where the box begins. There blocks are read that begin
-at fixed places, so that a pixel is the same in whatever box it is.
+corner falls between pixels, and what is read depends a little on where the box begins. So blocks are read that begin at
+fixed places, several at once: a pixel is the same in whatever box it is.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from .base import ImageReader, Slices, check_level
+from .base import ImageReader, Slices, check_level, for_each
 
 BLOCK = 512
 SUFFIXES = (".svs", ".ndpi", ".mrxs", ".scn", ".vms", ".vmu", ".bif", ".svslide")
@@ -42,15 +42,17 @@ class SlideReader(ImageReader):
 
     def read(self, box: Slices) -> np.ndarray[Any, Any]:
         rows, columns, channels = box
-        if self.slide.level_downsamples[self.level].is_integer():
-            return self._region(rows, columns)[..., channels]
         top, left = (part.start // BLOCK * BLOCK for part in (rows, columns))
         found = np.empty((rows.stop - top, columns.stop - left, 3), np.uint8)
-        for y, x in product(range(top, rows.stop, BLOCK), range(left, columns.stop, BLOCK)):
-            height, width = (min(BLOCK, n - at) for n, at in zip(self.shape, (y, x), strict=False))
+
+        def read_block(at: tuple[int, int]) -> None:
+            y, x = at
+            height, width = (min(BLOCK, n - at) for n, at in zip(self.shape, at, strict=False))
             part = self._region(slice(y, y + height), slice(x, x + width))
             place = found[y - top : y - top + height, x - left : x - left + width]
             place[...] = part[: place.shape[0], : place.shape[1]]
+
+        for_each(read_block, product(range(top, rows.stop, BLOCK), range(left, columns.stop, BLOCK)), 3 * BLOCK**2)
         return found[rows.start - top :, columns.start - left :, channels]
 
     def _region(self, rows: slice, columns: slice) -> np.ndarray[Any, Any]:

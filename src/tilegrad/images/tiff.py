@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import FormatError, InputError
-from .base import ImageReader, Slices, check_level, check_piece
+from .base import ImageReader, Slices, check_level, check_piece, for_each
 from .numpy_file import MappedWriter
 from .slide import SUFFIXES as SLIDES
 
@@ -123,8 +123,8 @@ class TiffReader(ImageReader):
         for letter, part in zip(self.key.axes, box, strict=True):
             wanted[sides[letter]] = part
         found = np.full([part.stop - part.start for part in wanted], self.key.nodata, self.dtype)
-        for index in self._pieces(wanted):
-            self._decode(page, index, wanted, found)
+        size = prod(self.key.chunks) * self.key.dtype.itemsize
+        for_each(lambda index: self._decode(page, index, wanted, found), self._pieces(wanted), size)
         return found.reshape([part.stop - part.start for part in box])
 
     def _pieces(self, wanted: Sequence[slice]) -> Iterator[int]:

@@ -17,7 +17,7 @@ from ..torch_private import expand_segments
 from ..units import format_bytes
 
 FEW = 3  # steps that are looked at: those before one is recorded, and that one
-TWICE = 2  # times that is planned again: with other tiles kernels take other workspaces
+THRICE = 3  # times that is planned again: with other tiles kernels take other workspaces
 ROOM = 256 << 20
 COARSE = 32 << 20  # the allocator takes memory in pieces: so much is not passing a budget
 WORDS = ("can't allocate memory", "unable to find an engine", "CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED")
@@ -37,7 +37,7 @@ class Reserved:
         self.left, self.most = FEW, 0
         self.here = self.held = self.mine = 0  # before a step: handed out, held, and what of it is the model's
         self.stays = 0  # what libraries took in a step and keep
-        self.again = TWICE
+        self.again = THRICE
         expand_segments()
         torch.cuda.empty_cache()
 
@@ -61,13 +61,16 @@ class Reserved:
             self.stays = max(self.stays, torch.cuda.memory_allocated(self.device) - self.here - known)
 
     def lesson(self, schedule: Schedule) -> int | None:
-        """The budget to plan again for, where steps held more than they should: as much more than that is within it."""
+        """The budget to plan again for, where steps held more than they should: as much more than that is within it.
+        Where that was not enough, what lies between tensors does not shrink with them, and there is less for them."""
         if self.most <= self.budget + COARSE or not self.again:
             return None
         need = int(schedule.predicted["total_bytes"])
         outside = schedule.graph.outside_bytes()  # the rest grows and shrinks with tiles
         share = min(1.0, (need - outside) / max(1, self.most - outside - self.stays))
         less = int(outside + share * (self.budget - outside - self.stays))
+        if self.again < THRICE:
+            less = min(less, max(need - (self.most - self.budget), 3 * less // 4)) * 31 // 32
         _log.warning(
             "a step predicted to need %s held %s, more than the budget of %s: planned again for %s",
             *map(format_bytes, (need, self.most, self.budget, less)),

@@ -114,6 +114,13 @@ class AdaptiveMax(_Adaptive):
         first = (a[0] > b[0]) | ((a[0] == b[0]) & (b[1] < 0)) | ((a[0] == b[0]) & (a[1] >= 0) & (a[1] < b[1]))
         return torch.where(first, a[0], b[0]), torch.where(first, a[1], b[1])
 
+    def combine_all(self, call: Call, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        values, places = parts
+        best = values.amax(0)
+        none = torch.iinfo(places.dtype).max
+        first = torch.where((places >= 0) & ((values == best) | values.isnan()), places, none).amin(0)
+        return best, torch.where(first == none, -1, first)
+
     def surrogate(self, call: Call, tile: Tensor, total: tuple[Tensor, ...], place: Place, *others: Tensor) -> Tensor:
         at = total[1].detach().flatten(-self.spatial)
         inside = torch.ones_like(at, dtype=torch.bool)

@@ -11,8 +11,8 @@ Rule O4  Backward is autograd over `run`: what it keeps alive is found by runnin
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, reduce
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -173,13 +173,21 @@ class Op:
 
     def run_whole(self, call: Call, tensors: Sequence[Tensor], seed: Seed, device: torch.device) -> Tensor:
         """All of the output from whole inputs: by torch's own operator where that is the same."""
-        if self.is_native(call):
+        if ("whole", device) not in call.memo:
+            call.memo["whole", device] = self.is_native(call), *self._all_of(call, device)
+        native, place, parts = call.memo["whole", device]
+        if native:
             return self.run_native(call, tensors, device)
+        if self.random:
+            place = replace(place, seed=seed)
+        return self.run(call, [t[part] for t, part in zip(tensors, parts, strict=True)], place)
+
+    def _all_of(self, call: Call, device: torch.device) -> tuple[Place, list[tuple[slice, ...]]]:
+        """Where all of the output lies, and what of the inputs it reads."""
         full = Box.full(call.out.shape)
         reads = self.needs(call, full) or tuple(Box.full(t.shape) for t in call.inputs)
-        place = Place(full, reads, seed, device)
         boxes = [box.clip(t.shape) for box, t in zip(reads, call.inputs, strict=True)]
-        return self.run(call, [t[box.slices] for t, box in zip(tensors, boxes, strict=True)], place)
+        return Place(full, reads, 0, device), [box.slices for box in boxes]
 
     def is_native(self, call: Call) -> bool:
         """Does torch's own operator make all of the output from whole inputs?"""
@@ -194,6 +202,10 @@ class Op:
     def flops(self, call: Call) -> float:
         """Floating point operations per element of the output."""
         return self.flops_each
+
+    def rate(self, call: Call) -> float:
+        """Where it is dense, the share of a GPU's arithmetic at which it works: here, on some dozens of channels."""
+        return 0.4
 
     def lower(self, call: Call, build: Build, tiled: Collection[int]) -> str | None:
         """Emit simpler nodes that compute the same and return the name of their result, or None to stay as it is.
@@ -222,10 +234,10 @@ class Weighted(Op):
 class Reduction(Op):
     """An operator that folds dimensions away, and can do so tile by tile.
 
-    `partial` makes an accumulator from one tile, `combine` joins two, `finish` gives the result. In backward `gradient`
-    gives the tile's share of the exact gradient; where that is not written out, it is the gradient of
-    `surrogate(tile, total)`, a function of the tile, seeded with the result's. While folding, `Place.out` is the whole
-    result.
+    `partial` makes an accumulator from one tile, `combine` joins two and `combine_all` many, `finish` gives the result.
+    In backward `gradient` gives the tile's share of the exact gradient; where that is not written out, it is the
+    gradient of `surrogate(tile, total)`, a function of the tile, seeded with the result's. While folding, `Place.out`
+    is the whole result.
     """
 
     binned: ClassVar[bool] = False  # local as well, but better folded where only a head follows
@@ -246,6 +258,13 @@ class Reduction(Op):
 
     def combine(self, call: Call, a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return tuple(x + y for x, y in zip(a, b, strict=True))
+
+    def combine_all(self, call: Call, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Join many, given one above the other."""
+        if type(self).combine is Reduction.combine:
+            return tuple(t.sum(0) for t in parts)
+        each = zip(*(t.unbind() for t in parts), strict=True)
+        return reduce(lambda a, b: self.combine(call, a, b), each)
 
     def finish(self, call: Call, total: tuple[Tensor, ...]) -> Tensor:
         return total[0]

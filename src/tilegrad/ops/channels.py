@@ -6,7 +6,7 @@ kernels of batch norm, which take both, do what else were casts and temporary im
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from math import prod
 
 import torch
@@ -38,7 +38,7 @@ def affine(
 
 def sums(x: Tensor, mean: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     """Of `grad` and of `grad * (x - mean)` per sample (or over all) and channel."""
-    rows = _Rows(x, mean)
+    rows = _rows(x, mean)
     at, one, laid = rows.spread(mean), constant(1.0, rows.count, mean), (rows.lay(grad), rows.lay(x))
     if x.is_meta or not x.numel():  # torch's rule for tensors without data makes an image that the kernel does not
         return rows.gather(torch.zeros_like(one)), rows.gather(torch.zeros_like(one))
@@ -51,10 +51,10 @@ def sums(x: Tensor, mean: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _by_kernel(x: Tensor, scale: Tensor, shift: Tensor | None, mean: Tensor | None) -> Tensor:
-    if not x.numel() or any(n != 1 for n in scale.shape[2:]):
+    if not x.numel() or scale.shape[2:].numel() != 1:
         found = (x if mean is None else x - mean) * scale
         return (found if shift is None else found + shift).to(x.dtype)
-    rows = _Rows(x, scale)
+    rows = _rows(x, scale)
     one = constant(1.0, rows.count, scale)
     at = constant(0.0, rows.count, scale) if mean is None else rows.spread(mean)
     by = None if shift is None else rows.spread(shift)
@@ -73,12 +73,13 @@ class _Rows:
     """An image as rows with one number each, for kernels that want every row in one piece of memory: its channels as
     they lie, or those of each sample, which a GPU, that has one worker for each, gets in parts."""
 
-    def __init__(self, x: Tensor, numbers: Tensor):
-        samples, channels, length = x.shape[0], x.shape[1], prod(x.shape[2:])
-        self.rank, self.layout = x.dim(), layout_of(x)
-        self.counts, self.shape = (1, channels, 1), tuple(x.shape)
-        if len(numbers) == samples != 1 or (x.dim() > 2 and self.layout == torch.contiguous_format):
-            parts = max(1, length // _part(length)) if x.is_cuda else 1
+    def __init__(self, shape: tuple[int, ...], layout: torch.memory_format, each: bool, cuda: bool):
+        """`each`: samples have numbers of their own."""
+        samples, channels, length = shape[0], shape[1], prod(shape[2:])
+        self.rank, self.layout = len(shape), layout
+        self.counts, self.shape = (1, channels, 1), shape
+        if each or (len(shape) > 2 and self.layout == torch.contiguous_format):
+            parts = max(1, length // _part(length)) if cuda else 1
             self.layout = torch.contiguous_format
             self.counts, self.shape = (samples, channels, parts), (1, samples * channels * parts, length // parts)
         self.count = prod(self.counts)
@@ -95,7 +96,14 @@ class _Rows:
     def gather(self, found: Tensor) -> Tensor:
         """Sums of rows as sums of channels."""
         found = found if self.counts[2] == 1 else found.view(self.counts).sum(2)
-        return found.view(*self.counts[:2], *(1 for _ in range(self.rank - 2)))
+        return found.view(*self.counts[:2], *[1] * (self.rank - 2))
+
+
+_rows_of = lru_cache(4096)(_Rows)
+
+
+def _rows(x: Tensor, numbers: Tensor) -> _Rows:
+    return _rows_of(x.shape, layout_of(x), numbers.shape[0] == x.shape[0] != 1, x.is_cuda)
 
 
 def constant(value: float, count: int, like: Tensor) -> Tensor:

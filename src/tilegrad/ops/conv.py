@@ -18,6 +18,7 @@ from .frame import framed, unframed
 from .registry import op
 
 CONV = (F.conv1d, F.conv2d, F.conv3d)
+WIDE = 64  # channels in a group of a convolution that a GPU runs as a product of matrices
 Options = tuple[list[int], list[int], list[int], int]  # stride, padding, dilation, groups
 
 
@@ -48,6 +49,11 @@ class Conv(Op):
     def flops(self, call: Call) -> float:
         weight = call.inputs[call.index["weight"]].shape
         return 2.0 * prod(weight[1:])
+
+    def rate(self, call: Call) -> float:
+        """Groups of few channels are no matrix products."""
+        few = call.inputs[call.index["weight"]].shape[1] / WIDE if call.attr("groups", 1) > 1 else 1.0
+        return super().rate(call) * min(1.0, few)
 
     def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
         x, weight = tiles[0], tiles[1]

@@ -101,10 +101,12 @@ class Moments(Reduction):
         return found
 
     def partial(self, call: Call, tile: Tensor, place: Place, *others: Tensor) -> tuple[Tensor, ...]:
-        over, groups = call.dims(), call.attr("groups", 1)
+        if "over" not in call.memo:
+            call.memo["over"] = call.dims(), call.attr("groups", 1)
+        over, groups = call.memo["over"]
         if groups > 1:
             tile, over = _split(tile, 1, groups), list(range(2, tile.dim() + 1))
-        count = prod(tile.shape[d] for d in over)
+        count = prod([tile.shape[d] for d in over])
         wide = torch.float32 if tile.dtype in LOW else tile.dtype
         if tile.is_cuda and count:  # one pass; a CPU is faster with three
             mean, var = _moments(tile, over, wide)
@@ -121,6 +123,12 @@ class Moments(Reduction):
         delta = mean_b - mean_a
         share = nb / n.clamp(min=1)
         return n, mean_a + delta * share, sq_a + sq_b + delta.square() * na * share
+
+    def combine_all(self, call: Call, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        counts, means, squares = parts
+        count = counts.sum(0)
+        mean = (means * counts).sum(0) / count.clamp(min=1)
+        return count, mean, torch.addcmul(squares, counts, (means - mean).square_()).sum(0)
 
     def finish(self, call: Call, total: tuple[Tensor, ...]) -> Tensor:
         count, mean, square = total
@@ -301,7 +309,7 @@ def _scales(x: Tensor, stats: Tensor, weight: Tensor | None, eps: float) -> tupl
 
 
 def _on_channel(weight: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
-    return weight.to(dtype).view(1, -1, *(1 for _ in x.shape[2:]))
+    return weight.to(dtype).view(1, -1, *[1] * (x.ndim - 2))
 
 
 @op("running_stat")
@@ -310,10 +318,12 @@ class RunningStat(Op):
 
     def run(self, call: Call, tiles: Sequence[Tensor], place: Place) -> Tensor:
         old, stats = tiles
-        new = stats[call.attr("row")].detach()
-        count = call.attr("count")
-        if call.attr("row") == 1:
-            new = new * (count / max(1, count - 1))
-        per_channel = new.mean(0) if new.dim() and new.shape[0] > 1 else new  # instance norm: the mean over samples
-        momentum = call.attr("momentum")
+        if "numbers" not in call.memo:
+            row, count = call.attr("row"), call.attr("count")
+            call.memo["numbers"] = row, count / max(1, count - 1) if row == 1 else None, call.attr("momentum")
+        row, scale, momentum = call.memo["numbers"]
+        new = stats.detach()[row]
+        if scale is not None:
+            new = new * scale
+        per_channel = new.mean(0) if new.shape and new.shape[0] > 1 else new  # instance norm: the mean over samples
         return (1 - momentum) * old + momentum * per_channel.reshape(old.shape).to(old.dtype)

@@ -92,6 +92,10 @@ class Extreme(_Along, Reduction):
         best = better(a[0], b[0])
         return best, a[1] * (a[0] == best) + b[1] * (b[0] == best)
 
+    def combine_all(self, call: Call, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        best = parts[0].amax(0) if "max" in call.node.op else parts[0].amin(0)
+        return best, (parts[1] * (parts[0] == best)).sum(0)
+
     def finish(self, call: Call, total: tuple[Tensor, ...]) -> Tensor:
         return total[0].reshape(call.out.shape) if total[0].numel() == call.out.size else self._squeeze(call, total[0])
 

@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ..errors import BudgetError, InputError
+from ..errors import BudgetError, InputError, one_of
 from ..ir import Graph
 from ..progress import Progress
 from ..sim.machine import Machine
@@ -55,7 +55,7 @@ def planner_names() -> tuple[str, ...]:
 
 def check_planner(name: str) -> None:
     if name not in (*planners(), "auto"):
-        raise InputError(f"'{name}' is not a planner", hint=f"one of {', '.join(planner_names())}")
+        raise InputError(f"'{name}' is not a planner", hint=one_of(name, planner_names()))
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from ..bounds import needed_gradients
 from ..bounds.mesh import Coords, Mesh
 from ..errors import GridError
-from ..schedule import Schedule
+from ..schedule import Schedule, format_plan
 from ..schedule.rules import check_peers
+from ..units import format_bytes
 from .choose import plan_step
 from .problem import MeshProblem, Planner, Problem, Proposal
 from .ranks.account import Account, busiest_rank, imbalance, make_accounts
@@ -29,7 +31,7 @@ class RankPlan:
     mesh_plan: MeshPlan = field(repr=False)
     coords: Coords
     schedule: Schedule = field(repr=False)
-    graded: tuple[str, ...]  # outside values that need a gradient
+    graded: tuple[str, ...] = field(repr=False)  # outside values that need a gradient
     kept: bool  # activations stay for backward; otherwise they are computed again, tile by tile
 
     @cached_property
@@ -37,12 +39,29 @@ class RankPlan:
         """What the plan asks of every rank."""
         return make_accounts(self.mesh_plan, self.graded)
 
+    @property
+    def replays(self) -> bool:
+        """Is it the same list of calls in every step, on every rank?"""
+        return self.kept and self.mesh_plan.full
+
+    def __str__(self) -> str:
+        """What this rank runs, and what it sends and receives."""
+        mesh, mine = self.mesh_plan.mesh, next(a for a in self.accounts if a.coords == self.coords)
+        ranks = ", ".join(f"{size} along {axis}" for axis, size in zip(mesh.axes, mesh.sizes, strict=True))
+        again = "" if self.kept else "; activations are computed again in backward"
+        moved = f"{format_bytes(mine.sent_bytes)} sent, {format_bytes(mine.received_bytes)} received a step"
+        lines = [
+            f"rank        {mine.rank} of {ranks}{again}",
+            f"moved       {moved}; halos {len(self.mesh_plan.moved)} times forward",
+        ]
+        return "\n".join([format_plan(self.schedule), *lines])
+
     def to_json(self) -> dict[str, Any]:
         plan = self.mesh_plan
         return {
             "mesh": dict(zip(plan.mesh.axes, plan.mesh.sizes, strict=True)),
             "phases": len(plan.walks),
-            "exchanges": sum(any(plan.moves(v) for v in vs) for vs in plan.exchanges.values()),
+            "exchanges": len(plan.moved),
             "tiles": max((len(p.tiles()) for p in self.schedule.phases), default=1),
             "recomputes": not self.kept,
             "imbalance": imbalance(self.accounts),
@@ -82,7 +101,8 @@ def plan_rank(ranks: MeshProblem, budget: int | None) -> RankPlan:
     chosen = plan_step(Problem(UNBOUND if budget is None else budget, ranks=ranks), planner="mesh").chosen
     plan: MeshPlan
     plan, kept = chosen.source
-    check_peers({plan.mesh.rank(coords): plan.exchange_steps(coords, ranks.graded) for coords in plan.mesh.coords()})
+    needs = needed_gradients(plan.graph, ranks.graded)
+    check_peers({plan.mesh.rank(coords): plan.exchange_steps(coords, needs) for coords in plan.mesh.coords()})
     return RankPlan(plan, plan.mesh.coords_of(ranks.rank), chosen.schedule, ranks.graded, kept)
 
 

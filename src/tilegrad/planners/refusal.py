@@ -11,7 +11,7 @@ from dataclasses import replace
 from ..errors import BudgetError
 from ..ir import Graph, Kind
 from ..schedule import Schedule, Storage
-from ..units import format_bytes
+from ..units import format_bytes, round_up
 from .offload import least_by_copies
 from .problem import Candidate, Problem
 from .tile import Fit, TileSearch, axis_lengths, total_stride
@@ -55,7 +55,7 @@ def tiles_too_large(search: TileSearch, fit: Fit, budget: int, least: int) -> Bu
 
 
 def _budget(least: int) -> str:
-    return f'budget="{-(-least // 2**20)}MiB"'
+    return f'budget="{round_up(least)}"'
 
 
 def _there_anyway(graph: Graph, graded: Sequence[str], rank: Schedule | None = None) -> dict[str, int]:

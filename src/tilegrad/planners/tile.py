@@ -45,7 +45,7 @@ LOSS = 2  # times the outputs: what a loss holds besides them and their gradient
 FEW_TILES = 64  # in a walk: more are only weighed where these do not fit
 GROWTH = 1.5  # from one number of tiles that is weighed to the next
 IDLE = 2  # numbers of tiles that fit and are no faster: then more are not weighed
-NEAR = 1.02  # times the least time: of such tiles the fewest are taken
+NEAR = 1.02  # times the least time: of such tiles the fewest are taken, with what they store near by
 SAVED = 0.005  # of a step's time: what more tiles kept would save at most, and is not looked for
 REHEARSED = 5  # at most: the first is nearly always within some percent of what was weighed
 MARGIN = 0.9  # of a budget: what few tiles should fit in, for they are weighed less well
@@ -322,6 +322,7 @@ def _weighed(
 def _fastest(search: TileSearch, options: list[Option], budget: int) -> Fit | None:
     """Rehearse what is fastest of what should fit; where nothing should, what is smallest."""
     trust = MISTRUST  # what is needed, as a share of what was weighed
+    nearest = list(dict.fromkeys(o.storage for o in options))
     for _ in range(REHEARSED):
         fitting = [o for o in options if trust * o.weight.total_bytes <= budget]
         if not fitting:
@@ -330,7 +331,8 @@ def _fastest(search: TileSearch, options: list[Option], budget: int) -> Fit | No
         if sure:
             room = (budget - search.loss_bytes) / max(1.0, trust)
             least = min(o.seconds(room) for o in sure)
-            option = min((o for o in sure if o.seconds(room) <= NEAR * least), key=lambda o: o.tiles)
+            alike = [o for o in sure if o.seconds(room) <= NEAR * least]
+            option = min(alike, key=lambda o: (nearest.index(o.storage), o.tiles))
         else:
             option = min(fitting, key=lambda o: (o.weight.total_bytes, o.weight.seconds))
         again, weight = option.again, option.weight

@@ -2,7 +2,8 @@
 
 Only dense arithmetic (convolutions, matrix products) counts as arithmetic; everything else waits for memory. Backward
 of a dense node is one such product per operand that gets a gradient. A node with a measured time takes that time. A
-GPU's figures are ceilings (datasheets, the best of all probes), of which operators reach a share (`Op.reach`).
+GPU's figures are ceilings (datasheets, the best of all probes), of which operators reach a share (`Op.reach` and
+`Op.rate`).
 
 On a CPU the C library gets large blocks from the system each time and gives them back, so that every page of them is
 filled with zeros first. That is most of the time of an activation on a large image.
@@ -18,7 +19,6 @@ from ..ops import Call, find
 from .machine import Machine
 
 FRESH = 32 << 20  # bytes: blocks from here on are new each time, whatever glibc has learned
-DENSE_REACH = 0.4  # of a GPU's arithmetic: what convolutions of some dozens of channels reach
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +27,14 @@ class Cost:
     bytes: float
     dtype: str = "float32"
     reach: float = 1.0  # of a GPU's memory
+    rate: float = 1.0  # of its arithmetic
     fresh: float = 0.0  # bytes of new memory
     serial: float = 0.0  # elements that a CPU looks at one after another
 
     def seconds(self, machine: Machine) -> float:
         if machine.kernel_s is None:
             return machine.seconds(self.flops, self.bytes, self.dtype) + machine.extra_s(self.fresh, self.serial)
-        return machine.seconds(self.flops / DENSE_REACH, self.bytes / self.reach, self.dtype)
+        return machine.seconds(self.flops / self.rate, self.bytes / self.reach, self.dtype)
 
 
 def node_cost(graph: Graph, node: Node) -> Cost:
@@ -51,7 +52,8 @@ def node_cost(graph: Graph, node: Node) -> Cost:
     op = find(node if node.phase is Phase.FORWARD or of is None else of)
     made = (graph.type(out).bytes for out in node.outputs if graph.value[out].alias is None and not op.view)
     serial = serial_elements(call_of(graph, node)) if node.phase is Phase.FORWARD else 0.0
-    return Cost(flops, moved, dtype, op.reach, sum(map(fresh_bytes, made)), serial)
+    rate = op.rate(call_of(graph, of or node)) if flops else 1.0
+    return Cost(flops, moved, dtype, op.reach, rate, sum(map(fresh_bytes, made)), serial)
 
 
 def fresh_bytes(block: float) -> float:

@@ -18,12 +18,14 @@ DEVICE = torch.device("cuda:0")
 class Capture:
     """As `torch.cuda.graph`: where the device has ended it, the stream stays the recording's."""
 
-    broken = False
+    broken = late = False
 
     def __init__(self, graph: object, pool: object = None, stream: object = None, capture_error_mode: str = ""):
         self.stream = stream
 
     def __enter__(self) -> None:
+        if Capture.late:
+            raise RuntimeError("the pool has ended")
         self.before, STATE.stream = STATE.stream, self.stream
 
     def __exit__(self, *error: object) -> None:
@@ -32,49 +34,79 @@ class Capture:
         STATE.stream = self.before
 
 
-STATE = SimpleNamespace(stream="default", mended=[])
+class Graph:
+    pass
+
+
+STATE = SimpleNamespace(stream="default", mended=0, ended=[])
 
 
 @pytest.fixture(autouse=True)
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    STATE.stream, STATE.mended = "default", []
+    STATE.stream, STATE.mended, STATE.ended = "default", 0, []
     monkeypatch.setattr(Capture, "broken", False)
+    monkeypatch.setattr(Capture, "late", False)
     monkeypatch.setattr(torch.cuda, "graph", Capture)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: object())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: STATE.stream)
     monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: setattr(STATE, "stream", stream))
     monkeypatch.setattr(graphs, "_stream", lambda device: "ours")
-    monkeypatch.setattr(graphs, "_mend", lambda handle, device: STATE.mended.append(handle))
+    monkeypatch.setattr(graphs, "_mend", lambda device: setattr(STATE, "mended", STATE.mended + 1))
+    monkeypatch.setattr(graphs, "end_pool", lambda device, handle: STATE.ended.append(handle))
     yield
     assert gc.isenabled()
 
 
-def record(pool: GraphPool, error: Exception | None = None) -> None:
-    with pool.recording(None, DEVICE):  # type: ignore[arg-type]
+def record(pool: GraphPool, error: Exception | None = None) -> Graph:
+    graph = Graph()
+    with pool.recording(graph, DEVICE):  # type: ignore[arg-type]
         assert STATE.stream == "ours" and not gc.isenabled()
         if error is not None:
             raise error
+    return graph
 
 
 def test_it_ends_well() -> None:
     pool = GraphPool()
-    record(pool)
+    kept = record(pool)
     first = pool._handle
     record(pool)
-    assert pool._handle is first is not None
+    assert pool._handle is first is not None and kept is not None
     assert STATE.stream == "default" and not STATE.mended
+
+
+def test_a_pool_ends_with_the_last_recording_in_it() -> None:
+    pool = GraphPool()
+    kept = record(pool)
+    first = pool._handle
+    del kept
+    record(pool)
+    assert pool._handle is not first
+
+
+def test_one_that_cannot_begin_is_mended(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = GraphPool()
+    monkeypatch.setattr(Capture, "late", True)
+    with pytest.raises(RuntimeError, match="has ended"):
+        record(pool)
+    assert STATE.stream == "default" and STATE.mended == 1 and not STATE.ended
 
 
 def test_a_step_that_fails_by_itself_needs_no_mending() -> None:
     pool = GraphPool()
     with pytest.raises(RuntimeError, match="out of memory"):
         record(pool, RuntimeError("out of memory"))
-    assert STATE.stream == "default" and not STATE.mended and pool._handle is not None
+    assert STATE.stream == "default" and not STATE.mended
 
 
 def test_what_the_device_has_ended_is_mended_and_its_memory_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = GraphPool()
+    kept = record(pool)
+    first = pool._handle
     monkeypatch.setattr(Capture, "broken", True)
     with pytest.raises(RuntimeError, match="previous error"):
         record(pool, RuntimeError("nobody may wait here"))
-    assert STATE.stream == "default" and len(STATE.mended) == 1 and pool._handle is None
+    assert STATE.stream == "default" and STATE.mended == 1 and STATE.ended == [first]
+    monkeypatch.setattr(Capture, "broken", False)
+    record(pool)
+    assert pool._handle is not first and kept is not None

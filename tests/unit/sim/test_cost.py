@@ -1,4 +1,5 @@
-"""What a node costs on a CPU besides arithmetic and traffic: new memory, and elements one after another."""
+"""What a node costs besides arithmetic and traffic: on a CPU new memory and elements one after another, on a GPU the
+share of it that a kernel reaches."""
 
 from __future__ import annotations
 
@@ -12,9 +13,10 @@ from tilegrad.bounds import call_of
 from tilegrad.importers import export_module
 from tilegrad.ir import Graph
 from tilegrad.ops import Call
+from tilegrad.ops.conv import WIDE
 from tilegrad.sim.clock import DENSE, OTHER, whole_seconds
 from tilegrad.sim.cost import FRESH, node_cost, node_seconds
-from tilegrad.sim.machine import CPU
+from tilegrad.sim.machine import CPU, PRESETS
 
 PLAIN = replace(CPU, fresh_bytes_per_s=None, serial_per_s=None)
 
@@ -52,3 +54,21 @@ def test_max_pools_look_at_elements_one_by_one() -> None:
     for name, factor in (("avg_pool2d", OTHER), ("conv2d", DENSE)):
         assert whole_seconds(call(graph, name), CPU) == whole_seconds(call(graph, name), PLAIN)
         assert whole_seconds(call(graph, name), CPU)[1] == factor
+
+
+def test_groups_of_few_channels_are_no_matrix_products_on_a_gpu() -> None:
+    """As much arithmetic, and as many times slower as a group is too narrow; a CPU's figure is measured as it is."""
+    arithmetic = replace(PRESETS["h200"], bytes_per_s=1e30, launch_s=0.0)
+    dense, depthwise = (captured(nn.Conv2d(8, 8, 7, groups=groups)) for groups in (1, 8))
+    whole, narrow = (node_cost(graph, graph.nodes[0]) for graph in (dense, depthwise))
+    assert whole.flops == 8 * narrow.flops
+    slower = 8 * narrow.seconds(arithmetic) / whole.seconds(arithmetic)
+    assert slower == pytest.approx(WIDE)
+    seconds = [whole_seconds(call(graph, "conv2d"), arithmetic)[0] for graph in (dense, depthwise)]
+    assert 8 * seconds[1] / seconds[0] == pytest.approx(WIDE)
+
+
+def test_layer_norms_are_slower_than_passes_over_memory_on_a_gpu() -> None:
+    graph = captured(nn.LayerNorm(64), nn.ReLU())
+    norm, relu = (whole_seconds(call(graph, name), PRESETS["h200"])[0] for name in ("layer_norm", "relu"))
+    assert norm > 4 * relu

@@ -297,14 +297,14 @@ def test_the_check_wants_every_tensor_inside(offsets: tuple[int, ...]) -> None:
         check_layout(lifetimes, Layout(offsets, 16, 16, exact=True, method="greedy"))
 
 
-def test_time_is_kept() -> None:
-    """Random lifetimes of this density are out of reach. The margin is for a busy machine."""
+def test_effort_is_kept() -> None:
+    """Random lifetimes of this density are out of reach."""
     chance = random.Random(0)
     starts = [chance.randrange(1500) for _ in range(1500)]
     lifetimes = [Lifetime(f"t{a}", chance.randrange(1, 1000), a, a + chance.randrange(1, 100)) for a in starts]
-    begun = time.monotonic()
+    begun = time.process_time()
     layout = assign_offsets(lifetimes, effort=500_000)
-    assert time.monotonic() - begun < 3
+    assert time.process_time() - begun < 10  # of the processor's, mostly less than one
     check_layout(lifetimes, layout)
     assert 0 < layout.excess < 0.1 and not layout.exact
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import tilegrad
+from deep_networks import each
 from tilegrad.errors import BudgetError
 from tilegrad.models import NETWORKS, example_shape, resnet18, vgg16
 from tilegrad.sim.peak import PeakBytes
@@ -43,7 +44,7 @@ def _measured(net: nn.Module, run: nn.Module, x: torch.Tensor) -> int:
     return peak.bytes + sum(t.numel() * t.element_size() for t in (x, *net.parameters(), *net.buffers()))
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", each(NETWORKS))
 def test_the_predicted_peak_is_the_measured_one(name: str) -> None:
     options = {"padding": "same"} if name == "unet3d" else {}
     net = NETWORKS[name](width=0.125, **options)
