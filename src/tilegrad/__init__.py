@@ -9,16 +9,17 @@ if TYPE_CHECKING:
     from . import images as images
     from . import nn as nn
     from . import ops as ops
+    from .distributed.module import distribute as distribute
     from .images import ImageSource as ImageSource
     from .images import open as open
     from .importers import capture as capture
     from .importers import load as load
     from .importers import load_profile as load_profile
     from .importers import load_rects as load_rects
+    from .modules.plan import Plan as Plan
     from .modules.predicted import predict as predict
     from .modules.replayed import Replay as Replay
     from .modules.replayed import replay as replay
-    from .modules.tiled import Plan as Plan
     from .modules.tiled import TiledModule as TiledModule
     from .modules.tiled import tile as tile
     from .modules.verification import Verification as Verification
@@ -31,6 +32,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "ImageSource": "images",
+    "distribute": "distributed.module",
     "open": "images",
     "capture": "importers",
     "load": "importers",
@@ -42,7 +44,7 @@ _HOMES = {
     "replay": "modules.replayed",
     "record": "recording.record",
     "save_chrome_trace": "report.chrome_trace",
-    "Plan": "modules.tiled",
+    "Plan": "modules.plan",
     "TiledModule": "modules.tiled",
     "tile": "modules.tiled",
     "Verification": "modules.verification",

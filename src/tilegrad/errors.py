@@ -16,6 +16,9 @@ below, so that a handler for RuntimeErrors (out of memory, say) never catches a 
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class TilegradError(Exception):
     """Base of all errors of this package."""
@@ -68,3 +71,10 @@ class RunError(TilegradError, RuntimeError):
 
 class InternalError(TilegradError, RuntimeError):
     """A rule of ours is broken: please report it."""
+
+
+def one_of(given: str, offers: Iterable[str]) -> str:
+    """What to try instead of a word that is none of these: the one that was meant, if it is near; else any of them."""
+    names = {offer.lower(): offer for offer in offers}
+    close = difflib.get_close_matches(str(given).lower(), names, 1)
+    return f"did you mean '{names[close[0]]}'?" if close else f"one of {', '.join(names.values())}"

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, BinaryIO, NoReturn
 
-from .errors import InputError, TilegradError
+from .errors import InputError, TilegradError, one_of
 
 ZEROS = bytes(1 << 20)
 
@@ -29,6 +29,17 @@ def cache_folder() -> Path | None:
         except RuntimeError:
             return None
     return folder / "tilegrad"
+
+
+def near_file(path: str | Path) -> str | None:
+    """What to try where there is no such file: one beside it whose name is like it."""
+    target = Path(path)
+    try:
+        names = [each.name for each in target.parent.iterdir()] if not target.exists() else []
+    except OSError:
+        return None if target.exists() else f"there is no folder '{target.parent}'"
+    hint = one_of(target.name, names)
+    return hint if hint.startswith("did") else None
 
 
 @contextlib.contextmanager

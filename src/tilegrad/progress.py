@@ -25,7 +25,8 @@ class Progress:
         self.title, self.news, self.done, self.total = title, "", 0, 0
         self.stopped = False  # has the user had enough?
         self._begun = self._drawn = time.monotonic()
-        self._terminal = sys.stderr is not None and sys.stderr.isatty()
+        quiet = not _log.isEnabledFor(logging.WARNING)
+        self._terminal = sys.stderr is not None and sys.stderr.isatty() and not quiet
         self._said = ""
         self._bar: Any = None
 

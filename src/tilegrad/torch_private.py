@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.utils._pytree as pytree
 from torch import Tensor
 from torch._ops import OpOverload
@@ -32,6 +33,10 @@ __all__ = [
     "backward_hooks_everywhere",
     "backward_node",
     "backward_task",
+    "begin_batch",
+    "begin_gather",
+    "begin_messages",
+    "begin_sum",
     "clone_each",
     "copy_each",
     "end_pool",
@@ -58,6 +63,10 @@ NAMES = (  # what must be there
     "nn.modules.module._global_backward_hooks",
     "nn.modules.module._global_backward_pre_hooks",
     "ops.aten.add.Tensor._schema",
+    "distributed.ProcessGroup.allreduce",
+    "distributed.ProcessGroup._allgather_base",
+    "distributed.ProcessGroup.send",
+    "distributed.ProcessGroup.recv",
 )
 
 without_modes = _disable_current_modes
@@ -124,3 +133,32 @@ def expand_segments() -> None:
     what it holds is then little more than what it has handed out."""
     if not any(os.environ.get(name) for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):
         torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+
+
+# -- collectives -------------------------------------------------------------------------------------------------------
+# A process group's own methods: `torch.distributed` makes forty calls in Python around each.
+
+
+def begin_sum(group: Any, tensor: Tensor) -> Any:
+    return group.allreduce([tensor])
+
+
+def begin_gather(group: Any, rows: Tensor, tensor: Tensor) -> Any:
+    return group._allgather_base(rows, tensor)
+
+
+Tensors = Mapping[int, Tensor]  # by rank
+
+
+def begin_messages(group: Any, places: Mapping[int, int], sends: Tensors, receives: Tensors) -> list[Any]:
+    """`places`: of ranks in the group."""
+    works = [group.recv([tensor], places[rank], 0) for rank, tensor in receives.items()]
+    works += [group.send([tensor], places[rank], 0) for rank, tensor in sends.items()]
+    return works
+
+
+def begin_batch(group: Any, places: Mapping[int, int], sends: Tensors, receives: Tensors) -> list[Any]:
+    """The same for NCCL, which wants all messages at once."""
+    calls = [dist.P2POp(dist.irecv, tensor, rank, group) for rank, tensor in receives.items()]
+    calls += [dist.P2POp(dist.isend, tensor, rank, group) for rank, tensor in sends.items()]
+    return dist.batch_isend_irecv(calls) if calls else []

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from math import isfinite
+from typing import Any
 
 from .errors import InputError
 
@@ -67,14 +72,38 @@ def _budget(text: str, device_bytes: int | None, plain_bytes: int) -> int:
     return found
 
 
+_DECIMAL = ContextVar("tilegrad_decimal", default=False)
+
+
+def is_decimal(text: Any) -> bool:
+    """Does someone who writes so count in powers of 1000? `"150MB"`, `"2GB..6GB"`"""
+    return isinstance(text, str) and re.search(r"[0-9.]\s*[kmgt]b\b", text, re.IGNORECASE) is not None
+
+
+@contextmanager
+def units_like(decimal: bool) -> Iterator[None]:
+    """Bytes are printed in the units that they were asked in."""
+    token = _DECIMAL.set(decimal)
+    try:
+        yield
+    finally:
+        _DECIMAL.reset(token)
+
+
 def format_bytes(count: int | float) -> str:
-    """Binary units, three figures: `format_bytes(2**31) == "2.00GiB"`."""
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if abs(size) < 1024 or unit == "TiB":
+    """Three figures: `format_bytes(2**31) == "2.00GiB"`, inside of `units_like(True)` "2.15GB"."""
+    size, decimal = float(count), _DECIMAL.get()
+    for unit in ("B", "kB", "MB", "GB", "TB") if decimal else ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(size) < (999.5 if decimal else 1024) or unit[0] == "T":
             break
-        size /= 1024
+        size /= 1000 if decimal else 1024
     return f"{size:.0f}{unit}" if unit == "B" or abs(size) >= 100 else f"{size:.{2 if abs(size) < 10 else 1}f}{unit}"
+
+
+def round_up(count: int) -> str:
+    """At least so many bytes, as someone would type them: `round_up(1) == "1MiB"`."""
+    size, unit = (10**6, "MB") if _DECIMAL.get() else (2**20, "MiB")
+    return f"{-(-count // size)}{unit}"
 
 
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
@@ -87,6 +116,16 @@ def parse_seconds(text: str) -> float:
     if not match or (match[2].lower() or "s") not in _SECONDS:
         raise InputError(f"{text!r} is not a time", hint='"10us", "1.5ms" or "2s"')
     return float(match[1]) * _SECONDS[match[2].lower() or "s"]
+
+
+def format_predicted(seconds: float) -> str:
+    """Two figures, for more are not known: `format_predicted(0.5432) == "540 ms"`."""
+    if not isfinite(seconds):
+        return "unknown"
+    rounded = float(f"{seconds:.1e}")
+    unit, size = next((pair for pair in (("s", 1.0), ("ms", 1e-3)) if rounded >= pair[1]), ("us", 1e-6))
+    value = rounded / size
+    return f"{value:.{int(value < 10)}f} {unit}"
 
 
 def format_seconds(seconds: float) -> str:

@@ -20,7 +20,7 @@ class Head:
     layer: nn.Module
 
 
-class Helper:
+class Callback:
     """Not a module, but it has one."""
 
     def __init__(self, layer: nn.Module) -> None:
@@ -37,7 +37,7 @@ HOLDERS: dict[str, tuple[Callable[[nn.Module], Any], Callable[[Any, Tensor], Ten
     "nested": (lambda c: {"heads": [(c,)]}, lambda h, y: h["heads"][0][0](y)),
     "dataclass": (Head, lambda h, y: h.layer(y)),
     "namespace": (lambda c: SimpleNamespace(layer=c), lambda h, y: h.layer(y)),
-    "object": (Helper, lambda h, y: h(y)),
+    "object": (Callback, lambda h, y: h(y)),
     "method": (lambda c: c.forward, lambda h, y: h(y)),
     "partial": (lambda c: partial(F.conv2d, weight=c.weight, bias=c.bias, padding=1), lambda h, y: h(y)),
     "closure": (lambda c: lambda y: c(y), lambda h, y: h(y)),

@@ -1,4 +1,4 @@
-"""The helper itself: a difference, a trace or an unclear refusal must not pass."""
+"""The comparison itself: a difference, a trace or an unclear refusal must not pass."""
 
 from __future__ import annotations
 

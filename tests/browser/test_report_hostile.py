@@ -9,7 +9,7 @@ from sample_pages import BLOCKS, CLOCK, OPERATORS, PROFILE, small_page
 from tabs import Open, tip
 
 from tilegrad.profile import Profile
-from tilegrad.report.page import Column, Drawn, Fact, Page, Table
+from tilegrad.report.page import Bar, Bars, Column, Drawn, Fact, Page, Table, TiledValue, TileMap
 
 HOSTILE = {
     "script": "<script>window.hit = 1; alert(1)</script>",
@@ -44,7 +44,12 @@ def hostile_page(name: str) -> Page:
     table = Table(name, (Column(name), Column(name, "bytes")), ((name, 1), (name, 2)), frozenset({0}), name, name)
     other = replace(PROFILE, blocks=tuple(replace(block, device=name) for block in BLOCKS))
     drawn = (Drawn(name, hostile_profile(name)), Drawn(name, other))
-    return Page(name, name, (Fact(name, name, name),), (name,), (table,), drawn, 10**9)
+    cut = {"h": [0, 1, 1, 2]}
+    value = TiledValue(name, name, {"h": 2, "w": 2}, cut, cut, cut, cut, [(0, cut)])
+    tiles = TileMap("stream", ("h",), (2,), ("h", "w"), (value, value))
+    bars = (Bars(name, "seconds", (Bar(name, 1.0, None),), name),)
+    facts = (Fact(name, name, name),)
+    return Page(name, name, facts, (name,), (table,), drawn, 10**9, tiles=tiles, bars=bars)
 
 
 def shown(name: str, most: int = 500) -> str:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tilegrad.modules import reserved
-from tilegrad.modules.reserved import COARSE, FEW, ROOM, TWICE, Reserved, first_budget, is_out_of_memory
+from tilegrad.modules.reserved import COARSE, FEW, ROOM, Reserved, first_budget, is_out_of_memory
 
 MIB = 1 << 20
 MINE = torch.zeros(4 * MIB)  # 16 MiB
@@ -51,11 +51,14 @@ def test_what_others_hold_does_not_count(allocator: SimpleNamespace) -> None:
     assert found.lesson(plan(900 * MIB)) is None  # type: ignore[arg-type]
 
 
-def test_planned_again_for_as_much_less_and_twice_at_most(allocator: SimpleNamespace) -> None:
+def test_planned_again_for_as_much_less_then_for_less_and_thrice_at_most(allocator: SimpleNamespace) -> None:
     found = Reserved(torch.device("cpu"), 1016 * MIB)
-    for _ in range(TWICE):
-        look(found, allocator, 2016 * MIB)
-        assert found.lesson(plan(1016 * MIB)) == 516 * MIB  # type: ignore[arg-type]  # half of what is ours
+    look(found, allocator, 2016 * MIB)
+    assert found.lesson(plan(1016 * MIB)) == 516 * MIB  # type: ignore[arg-type]  # half of what is ours
+    look(found, allocator, 1116 * MIB)  # 600 between what is planned
+    assert found.lesson(plan(516 * MIB)) == 416 * MIB * 31 // 32  # type: ignore[arg-type]
+    look(found, allocator, 2016 * MIB)
+    assert found.lesson(plan(1016 * MIB)) == 387 * MIB * 31 // 32  # type: ignore[arg-type]  # not all at once
     look(found, allocator, 2016 * MIB)
     assert found.lesson(plan(1016 * MIB)) is None  # type: ignore[arg-type]
 

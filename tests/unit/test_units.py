@@ -7,7 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilegrad.errors import InputError
-from tilegrad.units import format_bytes, format_sizes, parse_budget, parse_budgets, parse_bytes, parse_sizes
+from tilegrad.units import (
+    format_bytes,
+    format_predicted,
+    format_sizes,
+    is_decimal,
+    parse_budget,
+    parse_budgets,
+    parse_bytes,
+    parse_sizes,
+    round_up,
+    units_like,
+)
 
 
 @pytest.mark.parametrize(
@@ -165,3 +176,24 @@ def test_budgets_and_ranges_of_them(text: str, budgets: list[int]) -> None:
 def test_what_are_no_budgets(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         parse_budgets(text, 16_000_000_000, 1000)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(84.0, "84 s"), (1.038, "1.0 s"), (0.999, "1.0 s"), (0.5432, "540 ms"), (0.0228, "23 ms"), (3.1e-5, "31 us"),
+     (0.0, "0.0 us"), (float("inf"), "unknown")],
+)  # fmt: skip
+def test_predicted_seconds_have_two_figures(seconds: float, text: str) -> None:
+    assert format_predicted(seconds) == text
+
+
+def test_bytes_in_the_units_of_who_asks() -> None:
+    sizes = (999, 1000, 999_499, 999_999, 10**9, 2**31)
+    with units_like(is_decimal("2GB..6GB")):
+        assert [format_bytes(size) for size in sizes] == ["999B", "1.00kB", "999kB", "1.00MB", "1.00GB", "2.15GB"]
+        assert round_up(1_000_001) == "2MB"
+    assert format_bytes(2**31) == "2.00GiB" and round_up(2**20) == "1MiB"
+    assert [text for text in ("4GB", "4 kb", "4GiB", "40%", "1e9", "0.5 of device") if is_decimal(text)] == [
+        "4GB",
+        "4 kb",
+    ]

@@ -205,6 +205,7 @@ class Analysis:
             "name": op.name,
             "type": op.type,
             "module": op.module,
+            "source": op.source,
             "phase": None if op.phase is None else str(op.phase),
             "thread": op.thread,
             "stream": op.stream,

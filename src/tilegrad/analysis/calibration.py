@@ -18,10 +18,10 @@ def calibrate(profile: Profile, base: Machine) -> Machine:
     dense = [op for op in profile.operators if _timed(op) and _intensity(op) >= DENSE_FLOPS_PER_BYTE]
     moving = [op for op in profile.operators if _timed(op) and 0 < _intensity(op) < DENSE_FLOPS_PER_BYTE]
     found = replace(base, name=f"as profiled, links of {base.name}", rates={})
-    if dense:
-        found = replace(found, flops_per_s=find_rates(dense, None).flops_per_s)
-    if moving:
-        found = replace(found, bytes_per_s=find_rates(moving, None).bytes_per_s)
+    if (reached := find_rates(dense, None).flops_per_s) is not None:
+        found = replace(found, flops_per_s=reached)
+    if (reached := find_rates(moving, None).bytes_per_s) is not None:
+        found = replace(found, bytes_per_s=reached)
     side = "device" if any(op.device is not None for op in profile.operators) else "host"
     gaps = [gap.seconds for gap in find_gaps(profile.operators, side).every if gap.seconds > 0]  # type: ignore[arg-type]
     return replace(found, launch_s=median(gaps)) if gaps else found

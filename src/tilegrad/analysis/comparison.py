@@ -38,6 +38,11 @@ class Comparison:
     groups: tuple[Pair, ...]  # kernel seconds by group, the largest change first
     by: str
 
+    @property
+    def what(self) -> str:
+        """What the groups are."""
+        return "Fastest plan that fits, by planner" if self.by == "planner" else f"Kernel time by {self.by}"
+
     def to_json(self) -> dict[str, Any]:
         return {
             "schema": 1,

@@ -17,22 +17,22 @@ BYS: tuple[By, ...] = ("type", "module", "shape", "phase", "stream")
 
 @dataclass(frozen=True)
 class Rates:
-    """What was done in some seconds of kernels. `roof_share`: the least time the machine could take, of the time it
-    took; None where nothing is known of the work, or of the machine."""
+    """What was done in some seconds of kernels; None where nobody says how much. `roof_share`: the least time the
+    machine could take, of the time it took; None where nothing is known of the work, or of the machine."""
 
     kernel_s: float
-    flops: int
-    bytes: int
+    flops: int | None
+    bytes: int | None
     roof_share: float | None = None
     bound: str | None = None  # by "compute" or "memory", whichever takes the machine longer
 
     @property
-    def flops_per_s(self) -> float:
-        return self.flops / self.kernel_s if self.kernel_s else 0.0
+    def flops_per_s(self) -> float | None:
+        return None if self.flops is None or not self.kernel_s else self.flops / self.kernel_s
 
     @property
-    def bytes_per_s(self) -> float:
-        return self.bytes / self.kernel_s if self.kernel_s else 0.0
+    def bytes_per_s(self) -> float | None:
+        return None if self.bytes is None or not self.kernel_s else self.bytes / self.kernel_s
 
     def to_json(self) -> dict[str, Any]:
         keys = ("kernel_s", "flops", "bytes", "flops_per_s", "bytes_per_s", "roof_share", "bound")
@@ -62,13 +62,19 @@ def operator_seconds(op: Operator, time: TimeOf) -> float:
 def find_rates(operators: Iterable[Operator], machine: Machine | None) -> Rates:
     """Of all these operators together."""
     found = list(operators)
-    flops, moved = sum(op.flops or 0 for op in found), sum(op.bytes or 0 for op in found)
+    flops, moved = _total(op.flops for op in found), _total(op.bytes for op in found)
     seconds = fsum(operator_seconds(op, "kernel") for op in found)
     if machine is None or not seconds or not (flops or moved):
         return Rates(seconds, flops, moved)
     least = fsum(max((op.flops or 0) / machine.flops_per_s, (op.bytes or 0) / machine.bytes_per_s) for op in found)
-    bound = "compute" if flops / machine.flops_per_s > moved / machine.bytes_per_s else "memory"
+    bound = "compute" if (flops or 0) / machine.flops_per_s > (moved or 0) / machine.bytes_per_s else "memory"
     return Rates(seconds, flops, moved, least / seconds, bound)
+
+
+def _total(counts: Iterable[int | None]) -> int | None:
+    """Of those that are known; None where none is."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
 
 
 def group_operators(operators: Sequence[Operator], by: By, machine: Machine | None = None) -> list[OperatorGroup]:

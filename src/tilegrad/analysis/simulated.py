@@ -148,6 +148,7 @@ class _Steps:
             out_shapes=tuple(self.graph.shape(name) for name in node.outputs),
             attrs={"again": True} if again else {},
             module=node.source.module,
+            source=node.source.line,
             phase=node.phase,
         )
 

@@ -25,7 +25,7 @@ class SideTimes:
     last_end_s: float
     total_s: float
     kernel_s: float
-    wait_s: float
+    wait_s: float | None  # None: nobody says when kernels began
     busy_s: float
 
     @property
@@ -132,7 +132,7 @@ def side_times(operators: Iterable[Operator], side: Side) -> SideTimes | None:
         max(s.end_s for s in spans),
         fsum(s.total_s for s in spans),
         fsum(s.kernel_s for s in spans),
-        fsum(s.wait_s for s in spans),
+        fsum(s.wait_s for s in spans) if any(s.kern_s is not None for s in spans) else None,
         _union((s.end_s - s.kernel_s, s.end_s) for s in spans),
     )
 

@@ -121,13 +121,15 @@ def _seed(graph: Graph, node: Node, classes: _Classes) -> None:
 
 
 def _seed_inputs(graph: Graph, classes: _Classes) -> None:
-    """No operator knows an image axis: take the inputs' ranks at their word (n, c, then the image)."""
-    for name in graph.inputs:
-        shape = graph.shape(name)
-        axes = ("n", "", *"dhw"[-(len(shape) - 2) :]) if 3 <= len(shape) <= 5 else ()
-        for dim, axis in enumerate(axes):
+    """No operator knows an image axis: take what is known of the inputs, or their ranks at their word (n, c, then the
+    image)."""
+    known = [v for v in graph.values if v.axes]
+    for value in known or [graph.value[name] for name in graph.inputs]:
+        shape = value.type.shape
+        usual = ("n", "", *"dhw"[-(len(shape) - 2) :]) if 3 <= len(shape) <= 5 else ()
+        for axis, dim in value.axes if known else ((axis, dim) for dim, axis in enumerate(usual)):
             if axis and shape[dim] > 1:
-                classes.call((name, dim), axis)
+                classes.call((value.name, dim), axis)
 
 
 def _spread(graph: Graph, node: Node, classes: _Classes) -> Iterator[tuple[str, int, Place, Place]]:

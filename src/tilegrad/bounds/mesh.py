@@ -77,9 +77,11 @@ def name_axes(names: Sequence[str] | None) -> tuple[str, ...]:
         raise InputError(
             "the mesh has no named axes", hint='init_device_mesh("cpu", (2, 2), mesh_dim_names=("h", "w"))'
         )
+    known = ", ".join(f'"{name}"' for name in names if name in NAMES)
     for name in names:
         if name not in NAMES:
-            raise InputError(f"a mesh axis called '{name}'", hint="among batch, d, h and w")
+            of_it = f"; of this mesh mesh[{known}]" if known else ""
+            raise InputError(f"a mesh axis called '{name}'", hint=f"among batch, d, h and w{of_it}")
     return tuple(NAMES[name] for name in names)
 
 

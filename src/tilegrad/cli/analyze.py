@@ -23,12 +23,14 @@ from ..profile import Profile
 from ..report.profile_tables import print_groups, print_memory, print_operators, print_summary, print_training
 from ..sim.machine import Machine, find_machine
 from ..units import parse_budget, parse_seconds
-from .console import make_console
+from .console import is_quiet, make_console
+from .parser import refuse_idle
 
 if TYPE_CHECKING:
     from ..analysis.training import Training
 
 LARGE_FILE = 4 << 20  # bytes: from here on progress is shown
+TABLES = ("top", "sort", "by", "type", "name", "min_time", "time")  # options of tables
 SORTS = ("time", "seq", "name", "type", "flops", "bytes", "rate", "bandwidth", "count")
 
 
@@ -68,6 +70,9 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(
             "--mesh and --rects are for graphs of rects", where=args.file, hint="tilegrad tiles --mesh 2x2"
         )
+    if args.json == "-" and not args.csv:
+        shown = [name for name in TABLES if not (name == "by" and args.html)]
+        refuse_idle(args, shown, "on JSON, which has everything", "--json PATH, or --csv PATH")
     least = parse_seconds(args.min_time) if args.min_time else 0.0
     machine = _machine(args.machine)
     analysis = analyze(read_profile(args.file, machine), machine)
@@ -89,7 +94,7 @@ def read_profile(file: str, machine: Machine | None = None) -> Profile:
 
         return simulate(load(file), machine or find_machine("v100"), Path(file).name)
     size = Path(file).stat().st_size
-    shown = size > LARGE_FILE and sys.stderr.isatty()
+    shown = size > LARGE_FILE and sys.stderr.isatty() and not is_quiet()
     with Progress(transient=True) if shown else nullcontext() as bar:
         if bar is None:
             return load_profile(file)
@@ -170,8 +175,9 @@ def _sorted_places(places: Sequence[int], analysis: Analysis, args: argparse.Nam
 def _sorted_groups(groups: Sequence[OperatorGroup], args: argparse.Namespace) -> list[OperatorGroup]:
     keys: dict[str, Any] = {
         "name": lambda g: g.key, "type": lambda g: g.key, "count": lambda g: -g.count, "seq": lambda g: 0,
-        "time": lambda g: -g.seconds(args.time), "flops": lambda g: -g.rates.flops, "bytes": lambda g: -g.rates.bytes,
-        "rate": lambda g: -g.rates.flops_per_s, "bandwidth": lambda g: -g.rates.bytes_per_s,
+        "time": lambda g: -g.seconds(args.time), "flops": lambda g: -(g.rates.flops or 0),
+        "bytes": lambda g: -(g.rates.bytes or 0), "rate": lambda g: -(g.rates.flops_per_s or 0),
+        "bandwidth": lambda g: -(g.rates.bytes_per_s or 0),
     }  # fmt: skip
     return sorted(groups, key=keys[args.sort])
 

@@ -22,16 +22,21 @@ from ..rects.step import arrays, edges, held_of
 from ..report.dot import format_rects_dot
 from ..units import format_bytes, format_rate, parse_sizes
 from .console import make_console
+from .parser import refuse_idle
 
 COLUMNS = "worker", "owned", "of it parameters", "with halos", "received a step", "halos", "gradients", "sums", "work"
-OTHERS = ("csv", "html", "chrome_trace", "plot", "plans", "budget")  # outputs that need times or memory
+OTHERS = ("csv", "html", "chrome_trace", "plot", "plans", "budget", "machine", "min_time", "time")  # need times, memory
+TABLES = ("sort", "by", "type", "name")  # of operators
 
 
 def run_rects(args: argparse.Namespace) -> int:
-    asked = [f"--{name.replace('_', '-')}" for name in OTHERS if getattr(args, name)]
+    asked = [f"--{name.replace('_', '-')}" for name in OTHERS if name in args.given]
     if asked:
         what = f"{asked[0]} needs times or addresses, which a graph of rects has not"
         raise InputError(what, where=Path(args.file).name, hint="--json, --dot, --mesh 2x2")
+    refuse_idle(args, TABLES, "on a graph of rects, which is shown by worker", "--mesh 2x2")
+    if args.json == "-":
+        refuse_idle(args, ["top"], "on JSON, which has all repairs", "--json PATH")
     graph, repairs = load_rects(args.file)
     workers = _workers(graph, args.mesh)
     parts = shares(workers)

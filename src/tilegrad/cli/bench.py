@@ -15,12 +15,13 @@ from ..sim.machine import Machine, save_machine
 from ..sim.measure import Recall, recall_machine
 from ..units import format_bytes
 from .console import make_console
+from .parser import add_shared
 
 
 def register(bench: argparse.ArgumentParser) -> None:
     subjects = bench.add_subparsers(title="what to measure", metavar="WHAT", required=True)
     parser = subjects.add_parser("machine", help="arithmetic, memory and link of this machine")
-    parser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    add_shared(parser, again=True)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what to measure (default: cpu)")
     parser.add_argument("--out", metavar="FILE.toml", help="write a machine file, too")
     parser.add_argument("--force", action="store_true", help="measure again, even if there is a measurement")

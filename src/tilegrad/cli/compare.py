@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..analysis import Analysis, analyze
+from rich.text import Text
+
+from ..analysis import analyze
 from ..analysis.comparison import Comparison, Pair, compare_plans, compare_profiles
 from ..analysis.groups import BYS
 from ..errors import FormatError, InputError
 from ..files import save_text
 from ..importers.head import read_head
 from ..importers.json_walk import open_json
-from ..report.terminal import make_table, plain
+from ..report.html import save_page
+from ..report.profile_page import comparison_page
+from ..report.terminal import UNKNOWN, make_table, plain
 from ..units import format_bytes, format_seconds
 from .analyze import read_profile
 from .console import make_console
+from .parser import refuse_idle
 
+BAR = 20  # characters
 _PLAN_KEYS = {"plain", "plan", "candidates", "budget_bytes"}
 
 
@@ -28,25 +35,28 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--by", choices=BYS, default="type", help="what to group operators by (default: type)")
     parser.add_argument("--top", type=int, default=20, metavar="N", help="groups to show (default: 20)")
     parser.add_argument("--json", nargs="?", const="-", metavar="PATH", help="JSON, on standard output")
-    parser.add_argument("--html", metavar="PATH", help="a report of both profiles")
+    parser.add_argument("--html", metavar="PATH", help="a report of both, bars first")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     if args.top < 0:
         raise InputError(f"--top {args.top} is not possible", hint="--top 20")
+    if args.json == "-":
+        refuse_idle(args, ["top"], "on JSON, which has all groups", "--json PATH")
     plans = [_read_plan(file) for file in (args.before, args.after)]
     if plans[0] is not None and plans[1] is not None:
+        refuse_idle(args, ["by"], "on plans, which are grouped by planner", "two profiles")
         found = compare_plans((Path(args.before).name, Path(args.after).name), plans[0], plans[1])
-        if args.html:
-            raise InputError("plans have a report of their own", hint="tilegrad plan --html OUT.html")
+        page = partial(comparison_page, found)
     elif plans[0] is None and plans[1] is None:
         one, two = (analyze(read_profile(file)) for file in (args.before, args.after))
         found = compare_profiles(one, two, args.by)
-        if args.html:
-            _save_page(found, one, two, args.html)
+        page = partial(comparison_page, found, (one, two))
     else:
         raise InputError("a plan and a profile cannot be compared", hint="two profiles, or two plans")
+    if args.html:
+        save_page(page(), args.html)
     text = json.dumps(found.to_json(), allow_nan=False)
     if args.json and args.json != "-":
         save_text(text + "\n", args.json, "the JSON")
@@ -76,22 +86,47 @@ def _read_plan(file: str) -> dict[str, Any] | None:
 
 
 def _print(found: Comparison, top: int) -> None:
+    """Bars first: who wants the figures reads on."""
     console = make_console()
-    title = "seconds of kernels" if found.by != "planner" else "seconds of the fastest that fits"
-    for name, pairs in ((None, found.totals), (f"{title} by {found.by}, largest change first", found.groups[:top])):
+    for name, pairs in ((f"{found.before} -> {found.after}", found.totals), (found.what, found.groups[:top])):
         if not pairs:
             continue
-        names = ("", "before", "after", "change", "ratio")
-        table = make_table(plain(name or f"{found.before} -> {found.after}"), names, left=("",), overflow="fold")
+        names = ("", "", "before", "after", "change", "ratio")
+        table = make_table(plain(name), names, left=("",), overflow="fold")
         for pair in pairs:
-            ratio = "-" if pair.ratio is None else f"{pair.ratio:.3f} x"
-            table.add_row(plain(pair.name), _show(pair, pair.before), _show(pair, pair.after), _change(pair), ratio)
+            most = max((abs(n) for p in pairs if p.unit == pair.unit for n in (p.before or 0, p.after or 0)), default=0)
+            ratio = UNKNOWN if pair.ratio is None else f"{pair.ratio:.3f} x"
+            shown = (_show(pair, pair.before), _show(pair, pair.after))
+            table.add_row(plain(pair.name), _bars(pair, most), *shown, _change(pair), Text(ratio, _colour(pair)))
         console.print(table)
+
+
+def _bars(pair: Pair, most: float) -> Text:
+    """Before above, after below; a count is no length."""
+    if pair.unit == "count" or not most or pair.before is pair.after is None:
+        return Text()
+    before, after = (_bar(0 if number is None else number / most) for number in (pair.before, pair.after))
+    return Text.assemble((before, "dim"), "\n", (after, _colour(pair)))
+
+
+def _bar(share: float) -> str:
+    """Eighths of a character; what is not nothing is seen."""
+    whole, rest = divmod(max(round(share * BAR * 8), int(share > 0)), 8)
+    return "█" * whole + " ▏▎▍▌▋▊▉"[rest].strip()
+
+
+def _colour(pair: Pair) -> str:
+    """Less is better, of seconds and of bytes; a budget is what was asked for."""
+    known = pair.before is not None and pair.after is not None
+    if pair.unit not in ("seconds", "bytes") or pair.name == "budget" or not known:
+        return ""
+    change = (pair.after or 0) - (pair.before or 0)
+    return "green" if change < 0 else "red" if change > 0 else ""
 
 
 def _show(pair: Pair, number: float | None) -> str:
     if number is None:
-        return "-"
+        return UNKNOWN
     match pair.unit:
         case "seconds":
             return format_seconds(number)
@@ -102,15 +137,8 @@ def _show(pair: Pair, number: float | None) -> str:
     return f"{number:g}"
 
 
-def _change(pair: Pair) -> str:
+def _change(pair: Pair) -> Text:
     if pair.before is None or pair.after is None:
-        return "-"
+        return Text(UNKNOWN)
     change = pair.after - pair.before
-    return ("+" if change > 0 else "") + _show(pair, change)
-
-
-def _save_page(found: Comparison, before: Analysis, after: Analysis, path: str) -> None:
-    from ..report.html import save_page
-    from ..report.profile_page import comparison_page
-
-    save_page(comparison_page(found, before, after), path)
+    return Text(("+" if change > 0 else "") + _show(pair, change), _colour(pair))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ..bounds import image_axes, lower_graph
 from ..errors import InputError, ModelError
+from ..files import near_file
 from ..importers import export_module, load
 from ..ir import Kind
 from ..models import NETWORKS
@@ -20,13 +21,16 @@ from ..report.plan import print_budgets, print_candidates, print_curve, print_pe
 from ..report.plan_html import save_plan_html
 from ..report.plots import check_plot, save_curve_plot
 from ..schedule import Storage
+from ..sim.links import LINKS
 from ..sim.machine import Machine, find_machine
 from ..sim.measure import this_machine
 from ..sim.plain import plain_bytes
 from ..sim.training import training_graph
 from ..units import parse_budgets
 from .console import make_console
-from .model import input_shapes, load_model
+from .model import input_shapes, load_model, model_hint
+from .parser import refuse_idle
+from .plan_mesh import run_on_mesh
 
 CURVE = "10%..90%"  # of plain: what is planned for where no budget is given
 
@@ -44,6 +48,8 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--machine", metavar="v100", help="this, v100, a100, h200 or FILE.toml (default: v100 for a graph, else this)"
     )
+    parser.add_argument("--mesh", metavar="8x8", help="on so many ranks instead: time, traffic and memory of each")
+    parser.add_argument("--link", choices=sorted(LINKS), help="with a mesh: between ranks (default: all of a table)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="which device of this machine")
     parser.add_argument(
         "--effort",
@@ -66,9 +72,15 @@ def run(args: argparse.Namespace) -> int:
     if not 0 <= args.effort < 1e9:
         raise InputError(f"an effort of {args.effort} is not possible", hint=f"--effort {Effort.nodes}")
     imported = _is_file(args)
+    if imported and args.mesh:
+        raise InputError("a graph in a file cannot be cut over ranks", hint="a model, with --input 1x3x4096x4096")
+    default = "v100" if imported else "h200" if args.mesh else "this"
+    _check_idle(args, imported, args.machine or default)
     shapes = [] if imported else input_shapes(args)
-    default = "v100" if imported else "this"
     machine = find_machine(args.machine or default, partial(this_machine, args.device))
+    if args.mesh:
+        module = load_model(args.model, train=True, weights=False)
+        return run_on_mesh(args, export_module(module, tuple(shapes), {}).graph, machine)
     asked = args.budget or [CURVE]
     for text in asked:
         parse_budgets(text, machine.device_bytes, 1 << 40)  # what cannot be is refused before anything is planned
@@ -97,13 +109,28 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _check_idle(args: argparse.Namespace, imported: bool, machine: str) -> None:
+    if args.mesh:
+        refuse_idle(args, ["planner", "effort", "html", "plot"], "with a mesh, whose plan is one", "without --mesh")
+        if len(args.budget or ()) > 1:
+            raise InputError("several budgets with a mesh", hint="--budget 40GiB, once")
+    else:
+        refuse_idle(args, ["link"], "without a mesh", "--mesh 8x8")
+    if imported:
+        refuse_idle(args, ["input"], "on a graph in a file, which has its shapes", "another file")
+    if machine != "this":
+        refuse_idle(args, ["device"], "on another machine than this", "--machine this")
+    if args.planner in ("keep", "segments", "tile"):
+        refuse_idle(args, ["effort"], f"on the planner '{args.planner}', which has no tree to search", "--planner auto")
+
+
 def _is_file(args: argparse.Namespace) -> bool:
     """A graph in a file, or a model with the shape of its input?"""
     if ":" not in args.model and Path(args.model).is_file():
         return True
     if ":" not in args.model and args.model not in NETWORKS:
-        models = f"file.py:factory, package.module:factory, or one of {', '.join(NETWORKS)}"
-        raise ModelError(f"'{args.model}' is neither a file nor a model", hint=models)
+        hint = near_file(args.model) or model_hint(args.model)
+        raise ModelError(f"'{args.model}' is neither a file nor a model", hint=hint)
     if not args.input:
         raise InputError("a model needs the shape of its input", hint="--input 1x3x512x512")
     return False

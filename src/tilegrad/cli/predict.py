@@ -14,12 +14,14 @@ import torch
 from torch import nn
 
 from ..errors import FormatError, InputError, ModelError
+from ..files import near_file
 from ..images import ImageSource
 from ..images import open as open_image
 from ..modules.predicted import predict
 from ..modules.tiled import tile
 from ..torch_private import pytree
 from ..units import format_seconds
+from .console import say
 from .model import MODEL_HELP, load_model, tile_sizes
 
 DTYPES = ("uint8", "int16", "int32", "int64", "float16", "float32", "float64")
@@ -69,14 +71,14 @@ def run(args: argparse.Namespace) -> int:
     dtype = getattr(torch, args.dtype) if args.dtype else None
     out = args.out[0] if len(args.out) == 1 else args.out
     predict(tiled, source, out, argmax=args.argmax, dtype=dtype, overwrite=args.overwrite)
-    print(f"{', '.join(args.out)}: {'x'.join(map(str, source.shape))} in {format_seconds(time.perf_counter() - begin)}")
+    say(f"{', '.join(args.out)}: {'x'.join(map(str, source.shape))} in {format_seconds(time.perf_counter() - begin)}")
     return 0
 
 
 def load_weights(module: nn.Module, path: str) -> None:
     """A state dict, or what holds one under "model", as checkpoints do. Nothing in the file is run."""
     if not Path(path).is_file():
-        raise FormatError("there is no such checkpoint", where=path)
+        raise FormatError("there is no such checkpoint", where=path, hint=near_file(path))
     try:
         found: Any = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, EOFError, ValueError, OSError, pickle.UnpicklingError) as error:

@@ -1,6 +1,6 @@
-"""`tilegrad record`: some steps on random images in a memory budget: does it fit, how fast is it, where does time go?
+"""`tilegrad record`: some steps of a network on random images in a memory budget, or a script of the user's as it is.
 
-A trial of a model and a budget, not a training loop of its own: the same batch every step, so that the loss must fall.
+Steps are a trial of a model and a budget, not a training loop: the same batch every step, so that the loss must fall.
 """
 
 from __future__ import annotations
@@ -16,18 +16,23 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
-from ..modules.tiled import Plan, TiledModule, tile
+from ..modules.plan import Plan
+from ..modules.tiled import TiledModule, tile
 from ..profile import Profile
 from ..recording.record import record
 from ..report.html import save_page
+from ..report.html_data import drawn_bytes, drawn_seconds
 from ..report.page import Column, Drawn, Fact, Page, Table
 from ..report.terminal import make_table
 from ..sim.peak import PeakBytes
 from ..torch_private import pytree
-from ..units import format_bytes, format_seconds, format_sizes, parse_budget
+from ..units import format_bytes, format_seconds, format_sizes
 from .console import make_console
-from .model import add_model_arguments, input_shapes, load_model, tile_sizes
+from .model import MODEL_HELP, add_input, input_shapes, load_model, tile_sizes
+from .parser import refuse_idle
+from .script import run_script
 
+OF_STEPS = ("input", "budget", "tile", "steps", "optimizer", "lr", "device", "seed")
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
 
 
@@ -39,7 +44,9 @@ class RecordedStep:
 
 
 def register(parser: argparse.ArgumentParser) -> None:
-    add_model_arguments(parser)
+    parser.usage = "%(prog)s [options] MODEL --input 1x3x512x512 | %(prog)s [options] SCRIPT.py [its arguments]"
+    parser.add_argument("model", metavar="MODEL|SCRIPT.py", help=f"{MODEL_HELP}; or a script to run")
+    add_input(parser, required=False)
     parser.add_argument("--budget", metavar="2GiB", help="memory for a step, without the optimizer's state")
     parser.add_argument("--tile", metavar="128", help="elements of the input per tile, instead of a budget")
     parser.add_argument("--steps", type=int, default=3, help="how many (default: 3)")
@@ -48,11 +55,16 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to train (default: cpu)")
     parser.add_argument("--seed", type=int, default=0, help="of weights and images")
     parser.add_argument("--json", action="store_true", help="JSON on standard output")
-    parser.add_argument("--html", metavar="PATH", help="a report; the last step is then recorded")
-    parser.set_defaults(run=run, train=True)
+    parser.add_argument("--html", metavar="PATH", help="a report; of steps the last is then recorded")
+    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.model.endswith(".py"):
+        refuse_idle(args, OF_STEPS, "on a script, which has its own", "file.py:factory for a network of a file")
+        return run_script(args)
+    if not args.input:
+        raise InputError("a model needs the shape of its input", where=args.model, hint="--input 1x3x512x512")
     if args.steps < 1:
         raise InputError(f"{args.steps} steps are not possible", hint="--steps 3")
     if args.tile is not None and args.budget is not None:
@@ -143,18 +155,19 @@ def _print(title: str, steps: list[RecordedStep], plan: Plan | None) -> None:
 def _page(
     title: str, steps: list[RecordedStep], profile: Profile | None, plan: Plan | None, args: argparse.Namespace
 ) -> Page:
-    columns = (Column("step", "count"), Column("loss", "rate"), Column("time", "seconds"), Column("peak", "bytes"))
+    peak = Column("beyond parameters and inputs", "bytes")
+    columns = (Column("step", "count"), Column("loss", "rate"), Column("time", "seconds"), peak)
     rows = [(at, step.loss, step.seconds, step.peak_bytes) for at, step in enumerate(steps, start=1)]
-    last = steps[-1]
-    facts = [
-        Fact("loss", f"{last.loss:.4g}", f"{steps[0].loss:.4g} at first"),
-        Fact("time of a step", format_seconds(min(step.seconds for step in steps)), "the fastest"),
-        Fact("peak of a step", format_bytes(last.peak_bytes), "beyond parameters and inputs"),
-    ]
-    if args.budget:
+    last, fastest = steps[-1], format_seconds(min(step.seconds for step in steps))
+    facts = [Fact("loss", f"{last.loss:.4g}", f"{steps[0].loss:.4g} at first")]
+    if profile is not None:
+        own = f"{format_bytes(last.peak_bytes)} of it beyond parameters and inputs"
         facts.append(
-            Fact("budget", format_bytes(parse_budget(args.budget)) if "of" not in args.budget else args.budget)
+            Fact("time of the last step", format_seconds(drawn_seconds(profile)), f"the fastest took {fastest}")
         )
+        facts.append(Fact("peak of the last step", format_bytes(drawn_bytes(profile)), own))
+    if args.budget:
+        facts.append(Fact("budget", args.budget))
     return Page(
         title=title,
         summary=f"{len(steps)} training steps, {'plain' if plan is None else 'inside a memory budget'}. The last one "

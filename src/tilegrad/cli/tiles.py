@@ -15,11 +15,14 @@ from ..ir import Graph, Kind
 from ..planners import MeshProblem
 from ..planners.ranks.exchange import choose_exchanged
 from ..planners.ranks.plan import MeshPlan, plan_mesh
+from ..report.html import save_page
 from ..report.ranks import print_ranks, ranks_json
 from ..report.tiles import geometry, print_tiles
+from ..report.tiles_html import tiles_page
 from ..units import parse_sizes
 from .console import make_console
 from .model import add_model_arguments, input_shapes, load_model
+from .parser import refuse_idle
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -34,17 +37,24 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mode", choices=MODES, default="stream", help="way to tile (default: stream)")
     parser.add_argument("--axes", metavar="h,w", help="axes to cut, among n, d, h, w (default: the image's)")
     parser.add_argument("--json", action="store_true", help="JSON on standard output")
+    parser.add_argument("--html", metavar="PATH", help="a page with the image and all tiles, step by step")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     if (args.grid is None) == (args.mesh is None):
         raise GridError("give --grid or --mesh, one of them", hint="--grid 4x4, or --mesh 2x2")
+    if args.mesh is not None and args.html:
+        raise GridError("a page shows tiles, not workers", hint=f"--grid {args.mesh} with --html")
     if args.mesh is not None:
+        refuse_idle(args, ["mode"], "with a mesh: ranks overlap", "--grid")
         plan = make_mesh_plan(args)
         print(json.dumps(ranks_json(plan))) if args.json else print_ranks(plan, make_console())
         return 0
+    refuse_idle(args, ["exchange"], "without a mesh", "--mesh 2x2")
     tiling = make_tiling(args)
+    if args.html:
+        save_page(tiles_page(tiling), args.html)
     if args.json:
         print(json.dumps(geometry(tiling)))
     else:

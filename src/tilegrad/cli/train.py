@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from functools import partial
 from pathlib import Path
 
 from ..errors import InputError
 from ..training import Stopped, Trainer, keys, load_config, make_config, parse_value
 from ..training.checkpoint import LAST, seed_all
+from .console import say
 from .model import load_model
 
 FORMER = ("input", "tile", "steps", "lr", "json", "html")  # of what `tilegrad record` is now
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     flags = {key.name: getattr(args, key.name) for key in keys() if getattr(args, key.name) is not None}
     config = make_config(given | {name: parse_value(text) for name, text in flags.items()}, args.config or "the flags")
     seed_all(config.seed)
-    trainer = Trainer(config, load_model(str(config.model), train=True), partial(print, flush=True))
+    trainer = Trainer(config, load_model(str(config.model), train=True), say)
     try:
         at = trainer.run(resume=args.resume)
     except Stopped as stopped:

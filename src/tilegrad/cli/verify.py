@@ -23,9 +23,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument("--tile", metavar="128", help="elements of the input per tile: 128, or 128x256")
     parser.add_argument("--budget", metavar="2GiB", help="memory for the whole step, instead of --tile")
-    parser.add_argument(
-        "--mode", choices=(*MODES, "none", "auto"), default="auto", help="way to tile (default: stream)"
-    )
+    parser.add_argument("--mode", choices=(*MODES, "auto"), default="auto", help="way to tile (default: stream)")
     parser.add_argument("--axes", metavar="h,w", help="axes to cut, among n, d, h, w (default: the image's)")
     parser.add_argument("--halos", choices=("auto", "device", "host", "disk"), default="auto", help="where halos wait")
     parser.add_argument("--dtype", choices=DTYPES, default="float64", help="precision of both runs (default: float64)")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ..errors import FormatError
+from ..files import near_file
 
 HEAD_BYTES = 4096
 _GZIP = b"\x1f\x8b"
@@ -31,7 +32,7 @@ def open_content(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO | gzip.GzipFil
         raise
     except (OSError, EOFError, zlib.error, ValueError) as error:  # BadGzipFile is an OSError; ValueError: NUL in a path
         reason = getattr(error, "strerror", None) or str(error)
-        raise FormatError(f"the file cannot be read: {reason}", where=str(path)) from None
+        raise FormatError(f"the file cannot be read: {reason}", where=str(path), hint=near_file(path)) from None
 
 
 def read_head(path: Path) -> bytes:

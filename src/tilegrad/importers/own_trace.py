@@ -168,6 +168,7 @@ def _read_operator(form: _Form) -> Operator:
         module=form.text("module", ""),
         phase=None if phase is None else Phase(phase),
         kernel=form.text("kernel", ""),
+        source=form.text("source", ""),
     )
 
 

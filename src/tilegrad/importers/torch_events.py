@@ -1,7 +1,8 @@
 """The events of a torch trace, as far as a profile needs them: read one by one, kept small, in whole nanoseconds.
 
-Kept are, of each host thread, `cpu_op`, `user_annotation`, modules (`python_function` events "nn.Module: ..."), calls
-that launch (`cuda_runtime`, `cuda_driver` with a correlation) and `[memory]`; of devices kernels, copies and memsets.
+Kept are, of each host thread, `cpu_op`, `user_annotation`, modules (`python_function` events "nn.Module: ...") and
+Python functions that are not torch's, calls that launch (`cuda_runtime`, `cuda_driver` with a correlation) and
+`[memory]`; of devices kernels, copies and memsets.
 
 Tolerated, with a note: an event with no duration or a negative one (it counts as 0), shapes that cannot be read.
 Errors: whatever else is of the wrong type, times that are not finite or beyond `_FARTHEST_US`.
@@ -9,6 +10,7 @@ Errors: whatever else is of the wrong type, times that are not finite or beyond 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -20,6 +22,7 @@ from .json_walk import JsonWalk
 _FARTHEST_US = 1e17  # three thousand years
 _DEVICE_WORK = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset"}
 _MODULE = "nn.Module: "
+_FRAME = re.compile(r"(?!torch/|<)(.+\.py)\((\d+)\): ")  # a call of a Python function that is not torch's
 _DEVICE_TYPES = {0: "cpu", 1: "cuda", 6: "hip", 9: "xla", 12: "xpu", 13: "mps", 14: "meta", 20: "privateuse1"}
 _FACTS = ("schemaVersion", "baseTimeNanoseconds", "record_shapes", "profile_memory", "with_stack", "with_modules")
 _MORE_FACTS = ("with_flops", "cuda_runtime_version", "cuda_driver_version", "trace_id", "deviceProperties")
@@ -33,10 +36,11 @@ class EventKind(IntEnum):
     """What a mark is. Of marks that begin and end together, the smaller kind is outside."""
 
     MODULE = 0
-    NOTE = 1
-    OP = 2
-    LAUNCH = 3
-    MEMORY = 4
+    FRAME = 1
+    NOTE = 2
+    OP = 3
+    LAUNCH = 4
+    MEMORY = 5
 
 
 class OpData(NamedTuple):
@@ -136,6 +140,8 @@ class EventReader:
         elif category == "python_function":
             if isinstance(name, str) and name.startswith(_MODULE):
                 self._add_mark(event, EventKind.MODULE)
+            elif isinstance(name, str) and _FRAME.match(name):
+                self._add_mark(event, EventKind.FRAME)
         elif category.endswith(("_runtime", "_driver")) and self._args(event).get("correlation") is not None:
             self._add_mark(event, EventKind.LAUNCH)
 
@@ -152,6 +158,8 @@ class EventReader:
             sequence = self._whole(args, "Sequence number", optional=True)
         elif kind is EventKind.MODULE:
             name = name.removeprefix(_MODULE)
+        elif kind is EventKind.FRAME:
+            name = _FRAME.sub(r"\1:\2 ", name)
         external = self._whole(args, key, optional=True)
         mark = Mark(start, -end, kind, self.found.count, self._share(name), data, external, flops, sequence)
         self.found.threads.setdefault(self._thread(event), []).append(mark)

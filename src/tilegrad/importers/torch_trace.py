@@ -5,12 +5,15 @@
 - `module` is the path of the "nn.Module: ..." events around it (`with_stack=True`), the module hierarchy TorchScript
   tells, or else the path of user annotations (`record_function`), without those torch makes itself. Operators of the
   backward have the module of the forward operator with their sequence number, where one thread alone ran forward.
+- `source` is the innermost Python function around it that is not torch's (`with_stack=True`): the file and the line
+  where it begins. In the backward that of the forward operator, as for modules.
 - `phase`: BACKWARD inside "autograd::engine::evaluate_function", UPDATE inside "Optimizer.step#" and
   "Optimizer.zero_grad#", none inside "enumerate(DataLoader)#", FORWARD elsewhere.
 - Kernels, copies and memsets belong to the operator around the call with their correlation id, or else to the one with
   their external id. The first in time is the operator's device span; further ones are operators "7.1", "7.2". Those of
   no operator are operators of their own, of the type "kernel", "memcpy" or "memset".
-- `flops` are the operator's, or else those of the outermost events in it that tell them.
+- `flops` are the operator's, or else those of the outermost events in it that tell them (`with_flops=True`), or else
+  those that follow from the shapes (`record_shapes=True`): see `trace_flops`.
 - Memory: see `block_lives`. Names count by operator type; memory that an operator also frees is its workspace, other
   memory is an activation in the forward and a gradient in the backward. What the device's totals say was allocated
   before, and is never freed, is one block.
@@ -35,6 +38,7 @@ from .block_lives import Lives
 from .json_walk import Progress, open_json
 from .own_trace import load_own_trace
 from .torch_events import EventKind, EventReader, Events, Mark, MemoryEvent, OpData, Thread, Work
+from .trace_flops import shape_flops
 
 FORMAT = "torch trace"
 _ENGINE = "autograd::engine::"
@@ -87,6 +91,7 @@ class _Op:
     mark: Mark | None
     thread: str = ""
     module: str = ""
+    source: str = ""
     notes: str = ""  # path of annotations
     phase: Phase | None = None
     flops: int | None = None
@@ -101,6 +106,7 @@ class _Around(NamedTuple):
     end: float
     op: _Op | None = None
     modules: str = ""
+    source: str = ""
     notes: str = ""
     phase: Phase | None = Phase.FORWARD
     sequence: int | None = None
@@ -113,7 +119,7 @@ class _Found:
     launches: dict[int, tuple[_Op | None, int]] = field(default_factory=dict)  # correlation -> operator, moment
     externals: dict[int, _Op] = field(default_factory=dict)
     memory: list[tuple[int, int, MemoryEvent, _Op | None]] = field(default_factory=list)  # moment, order
-    modules: dict[int, str] = field(default_factory=dict)  # sequence number -> that of the operator
+    forward: dict[int, tuple[str, str]] = field(default_factory=dict)  # sequence number -> module, source
     forward_threads: set[str] = field(default_factory=set)
 
 
@@ -127,8 +133,9 @@ def _make_profile(events: Events, name: str) -> Profile:
     zero = min(firsts, default=0)
     _give_works(events, found)
     for op in found.ops:
-        if not op.module and op.sequence is not None and len(found.forward_threads) == 1:
-            op.module = found.modules.get(op.sequence, "")
+        if op.sequence is not None and len(found.forward_threads) == 1:
+            module, source = found.forward.get(op.sequence, ("", ""))
+            op.module, op.source = op.module or module, source or op.source
         op.module = op.module or op.notes
     found.ops.sort(key=lambda op: op.start)
     operators: list[Operator] = []
@@ -189,6 +196,8 @@ def _enter(mark: Mark, around: _Around, thread: str, found: _Found) -> _Around:
     around = around._replace(end=end)
     if mark.kind is EventKind.MODULE:
         return around._replace(modules=_join(around.modules, name))
+    if mark.kind is EventKind.FRAME:
+        return around._replace(source=name)
     if name.startswith(_BACKWARD):
         around = around._replace(phase=Phase.BACKWARD, sequence=mark.sequence)
     elif name.startswith(_UPDATE):
@@ -200,7 +209,8 @@ def _enter(mark: Mark, around: _Around, thread: str, found: _Found) -> _Around:
     assert isinstance(mark.data, OpData)
     if around.op is None and "::" in name and not name.startswith(_ENGINE):
         module = mark.data.module or around.modules
-        found.ops.append(_Op(mark.start, mark, thread, module, around.notes, around.phase, sequence=around.sequence))
+        places = (thread, module, around.source, around.notes)
+        found.ops.append(_Op(mark.start, mark, *places, around.phase, sequence=around.sequence))
         around = around._replace(op=found.ops[-1], counted=False)
     if (op := around.op) is not None:
         if mark.external:
@@ -209,7 +219,8 @@ def _enter(mark: Mark, around: _Around, thread: str, found: _Found) -> _Around:
             op.flops = (op.flops or 0) + mark.flops
             around = around._replace(counted=True)
         if mark.sequence is not None and op.phase is Phase.FORWARD:
-            found.modules[mark.sequence] = op.module or op.notes  # the last one with this number makes the node
+            # the last one with this number makes the node
+            found.forward[mark.sequence] = (op.module or op.notes, op.source)
             found.forward_threads.add(thread)
     return around
 
@@ -255,13 +266,14 @@ def _operators(op: _Op, number: int, zero: int) -> Iterable[Operator]:
             op.thread if at == 0 else "",
             None if work is None else _span(work.start, work.end, zero),
             "" if work is None else work.stream,
-            op.flops if at == 0 else None,
+            None if at else op.flops or shape_flops(type, data),
             None if work is None else work.bytes,
             data.shapes if at == 0 else (),
             attrs=attrs,
             module=op.module,
             phase=op.phase,
             kernel="" if work is None else work.name,
+            source=op.source,
         )
 
 

@@ -68,6 +68,7 @@ class Value:
     alias: str | None = None  # the value whose memory it lives in
     held: Held | None = None  # where the value is split over ranks: the boxes of this one
     away: bool = False  # in no memory as a whole: an input that is read, or an output that is written, box by box
+    axes: tuple[tuple[str, int], ...] = ()  # of an input: which dimensions are known to lie on which axes
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +158,11 @@ class Graph:
     def outside_bytes(self, whole: Collection[str] = ()) -> int:
         """What is there before and after a step. `whole`: inputs that are read whole, wherever they lie at first."""
         return sum(v.type.bytes for v in self.values if not v.kind.computed and (not v.away or v.name in whole))
+
+    def with_axes(self, axes: Mapping[str, Mapping[str, int]]) -> Graph:
+        """The same, where dimensions of inputs are known to lie on axes of the image."""
+        values = (replace(v, axes=tuple(axes[v.name].items())) if v.name in axes else v for v in self.values)
+        return replace(self, values=tuple(values))
 
     def with_away(self, names: Collection[str]) -> Graph:
         """The same, with these values in no memory as a whole."""

@@ -31,8 +31,8 @@ _NAME = r'(?:[A-Za-z_][A-Za-z0-9_.]*|"(?:[^"\\]|\\.)*")'
 _GRAPH = re.compile(rf"graph ({_NAME})")
 _BOX = "([0-9:,-]+)"
 _VALUE = re.compile(
-    rf"value ({_NAME}): (\w+)\[([0-9, -]*)\] (\w+)(?: (?!in |reads |away$)({_NAME}))?(?: in ({_NAME}))?"
-    rf"(?: reads {_BOX}(?: writes {_BOX})?)?( away)?"
+    rf"value ({_NAME}): (\w+)\[([0-9, -]*)\] (\w+)(?: (?!in |reads |away$|away on |on )({_NAME}))?(?: in ({_NAME}))?"
+    rf"(?: reads {_BOX}(?: writes {_BOX})?)?( away)?(?: on ([a-z][0-9]+(?:,[a-z][0-9]+)*))?"
 )
 _ONE_INPUT = rf"{_NAME}: {_NAME}(?: as \w+)?"
 _NODE = re.compile(
@@ -49,8 +49,9 @@ def format_graph(graph: Graph) -> str:
         target = f" {_quote(v.target)}" if v.target is not None else ""
         alias = f" in {_quote(v.alias)}" if v.alias is not None else ""
         held = f" reads {v.held.read.text}" if v.held is not None else ""
+        axes = f" on {','.join(f'{axis}{dim}' for axis, dim in v.axes)}" if v.axes else ""
         held += f" writes {v.held.write.text}" if v.held is not None and v.held.write is not None else ""
-        lines.append(f"value {_quote(v.name)}: {v.type} {v.kind}{target}{alias}{held}{' away' if v.away else ''}")
+        lines.append(f"value {_quote(v.name)}: {v.type} {v.kind}{target}{alias}{held}{' away' if v.away else ''}{axes}")
     lines += [_format_node(n) for n in graph.nodes]
     lines += [f"output {_quote(name)}" for name in graph.outputs]
     lines += [f"update {_quote(old)} <- {_quote(new)}" for old, new in graph.updates]
@@ -102,7 +103,9 @@ def _parse_value(match: re.Match[str]) -> Value:
     target = _unquote(match[5]) if match[5] else None
     alias = _unquote(match[6]) if match[6] else None
     held = Held(Box.parse(match[7]), Box.parse(match[8]) if match[8] else None) if match[7] else None
-    return Value(_unquote(match[1]), TensorType(shape, match[2]), Kind(match[4]), target, alias, held, bool(match[9]))
+    axes = tuple((each[0], int(each[1:])) for each in match[10].split(",")) if match[10] else ()
+    type_, kind = TensorType(shape, match[2]), Kind(match[4])
+    return Value(_unquote(match[1]), type_, kind, target, alias, held, bool(match[9]), axes)
 
 
 def _parse_node(match: re.Match[str], rest: str) -> Node:
@@ -144,7 +147,7 @@ def _seconds(about: dict[str, Any]) -> float | None:
 
 
 def _quote(name: str) -> str:
-    return name if _PLAIN.fullmatch(name) and name not in ("in", "reads", "away") else json.dumps(name)
+    return name if _PLAIN.fullmatch(name) and name not in ("in", "reads", "away", "on") else json.dumps(name)
 
 
 def _unquote(text: str) -> str:

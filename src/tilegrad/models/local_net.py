@@ -1,4 +1,4 @@
-"""The network of source 004's drawing: locally connected layers, a classifier over the whole image, softmax loss."""
+"""Weights that live on space: locally connected layers, a classifier over the whole image, softmax loss."""
 
 from __future__ import annotations
 

@@ -122,6 +122,7 @@ def opened(item: Any) -> Any:
     """An array on disk (zarr's, h5py's, a memory map) as an image of which boxes are read; all else as it is."""
     here = isinstance(item, Tensor | ImageSource | np.generic | nn.Module)
     here |= isinstance(item, np.ndarray) and not isinstance(item, np.memmap)
+    here |= hasattr(item, "__torch_function__")  # a part of a mesh
     return item if here or not is_array(item) or len(item.shape) < 2 else of_array(item)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..bounds import lower_graph
+from ..bounds import check_axes, label_axes, lower_graph
 from ..errors import BudgetError
 from ..execution import Executor
 from ..execution.graphs import copied_bytes, why_not
@@ -30,7 +30,7 @@ from ..planners import (
 from ..planners.tiling import TileSizes
 from ..progress import Progress
 from ..schedule import Schedule, Storage, check_schedule, fuse
-from ..schedule.whole import NodeIslands
+from ..schedule.whole import NodeIslands, whole_bytes
 from ..sim.clock import measure_time
 from ..sim.machine import Machine
 from ..sim.measure import known_machine
@@ -57,7 +57,7 @@ def plan_call(
     if options.mode == "none" or (options.tile is None and ask.budget is None):
         return ask.plan()  # there is nothing to look for
     whole = plain() if ask.budget is not None else None
-    asked = replace(options, budget=None, compile=None), ask.graded, str(device), whole, asked_for()
+    asked = replace(options, budget=None, compile=None, decimal=False), ask.graded, str(device), whole, asked_for()
     return plan_once(graph, ask.machine, ask.budget, asked, ask.answer)
 
 
@@ -93,9 +93,10 @@ class Ask:
         try:
             schedule, planning = replace(self, options=inside, machine=fast).plan()
         except BudgetError:
-            return None
-        if schedule.mode == "none" or why_not(Executor(schedule, self.device.type)) is not None:
-            return None
+            return self._unrecorded("there is no room for what is copied")
+        why = "plain PyTorch fits" if schedule.mode == "none" else why_not(Executor(schedule, self.device.type))
+        if why is not None:
+            return self._unrecorded(why)
         slow_s, fast_s = (measure_time(schedule, None, each).total_s for each in (self.machine, fast))
         if self.options.cuda_graphs is None and slow_s < WORTH * fast_s:
             return None
@@ -104,8 +105,15 @@ class Ask:
         planning = None if planning is None or self.budget is None else replace(planning, budget=self.budget)
         return replace(schedule, predicted=figures), planning
 
+    def _unrecorded(self, why: str) -> Planned | None:
+        """Nothing; who asked for it is told."""
+        if self.options.cuda_graphs:
+            _log.warning("steps of %s are not recorded as CUDA graphs: %s", self.graph.name, why)
+        return None
+
     def plan(self) -> Planned:
         graph, mode = lower_graph(self.graph), self.options.mode
+        check_axes(graph, label_axes(graph), self.options.axes or ())
         sizes, axes = self.options.sizes(graph), self.options.cut_axes(graph)
         trains, samples = bool(self.graded), self.options.axes is None
         search = TileSearch(graph, axes, mode, self.graded, trains, self.plain, self.machine, samples)
@@ -188,7 +196,7 @@ def say_what_is_whole(schedule: Schedule) -> None:
     """In the log, where one operator that runs whole holds much of the peak."""
     peak = schedule.predicted.get("total_bytes", 0)
     held = {
-        node.name: sum(schedule.graph.type(v).bytes for v in {*node.reads, *node.outputs})
+        node.name: whole_bytes(schedule.graph, node)
         for phase in schedule.phases
         if not phase.tiled
         for node in phase.nodes

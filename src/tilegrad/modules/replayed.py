@@ -43,6 +43,8 @@ def replay(
     for what, count in (("batch", batch), ("image", image)):
         if count is not None and count < 1:
             raise ModelError(f"a {what} of {count}", hint="at least 1, or none for the recorded one")
+    if (batch or image) and not any(len(graph.shape(name)) > 2 for name in graph.inputs):
+        raise ModelError("batch and image have no effect on a graph without images", where=graph.name, hint="neither")
     forward = _reshape(forward_part(graph), batch, image, str(dtype).removeprefix("torch."))
     return Replay(forward, torch.device(device), seed)
 

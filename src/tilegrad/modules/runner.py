@@ -4,16 +4,16 @@ Rule R1  A step that runs out of memory is planned smaller and run again. Forwar
          only. Backward: gradients are handed out at its end only, so forward runs again, its updates are dropped, and
          backward begins anew; a model whose outputs depend on buffers that it has written to by then is not run again.
 Rule R2  The first step is looked at (`Reserved`): where the allocator holds more than the budget, steps are planned
-         again, twice at most, for as much less.
+         again, thrice at most, for less.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,7 @@ from ..progress import Progress
 from ..torch_private import copy_each
 from ..units import format_bytes
 from .options import Options
+from .plan import Plan
 from .plan_file import Planned
 from .planned import plan_call, say_what_is_whole
 from .reserved import Reserved, first_budget, give_back, is_out_of_memory
@@ -79,6 +80,11 @@ class Runner:
         records = self._pool is not None and "recorded_bytes" in self.schedule.predicted
         self.recorded = Recorded(self.engine, self._pool) if self._pool is not None and records else None
         self._whole: Compilation | None = None
+
+    @property
+    def plan(self) -> Plan:
+        budget = self.options.budget_on(self.device)
+        return Plan(self.schedule, self.planning, budget, self.options.decimal, tuple(self._graded))
 
     def plain(self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """It fits as it is."""
@@ -199,14 +205,26 @@ class Step:
             self.session = self.runner.session(self.tensors, self.seed, self.sinks)
 
 
-Session = Pass | Flight | Step
+class Stepping(Protocol):
+    """What autograd sees of a step: a pass of any kind."""
+
+    @property
+    def tensors(self) -> Mapping[str, Any]: ...
+    @property
+    def needs(self) -> Collection[str]: ...
+    @property
+    def output_names(self) -> Sequence[str]: ...
+    @property
+    def spent(self) -> bool: ...
+    def forward(self) -> tuple[list[Tensor], list[tuple[str, Tensor]]]: ...
+    def backward(self, grads: Sequence[Tensor | None]) -> dict[str, Tensor]: ...
 
 
 def new_seed() -> int:
     return int(torch.randint(1 << 62, ()).item())
 
 
-def run_pass(session: Session) -> list[Tensor]:
+def run_pass(session: Stepping) -> list[Tensor]:
     """The outputs of a pass: to autograd one function, where anything needs a gradient."""
     tensors = session.tensors
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors.values()):
@@ -232,7 +250,7 @@ class TiledFunction(Function):
     """The whole tiled module as one autograd function: parameters get their gradient once, whole."""
 
     @staticmethod
-    def forward(ctx: Any, session: Session, names: Sequence[str], *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, session: Stepping, names: Sequence[str], *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.session, ctx.names = session, names
         outputs, updates = session.forward()
@@ -243,7 +261,7 @@ class TiledFunction(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        session: Session | None = ctx.session
+        session: Stepping | None = ctx.session
         if torch.is_grad_enabled():
             raise RunError(
                 "second-order gradients through a tiled module are not available",
@@ -261,7 +279,7 @@ class TiledFunction(Function):
         return (None, None, *result)
 
 
-def apply_updates(session: Session, updates: Sequence[tuple[str, Tensor]]) -> None:
+def apply_updates(session: Stepping, updates: Sequence[tuple[str, Tensor]]) -> None:
     if updates:
         with torch.no_grad():
             copy_each([session.tensors[name] for name, _ in updates], [value for _, value in updates])

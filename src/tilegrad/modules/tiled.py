@@ -14,12 +14,12 @@ from torch import nn
 from ..errors import InputError
 from ..execution.graphs import GraphPool
 from ..importers import LOCK, device_of, export_call, fill, from_shapes, tracing_elsewhere, tracing_here, untouched
-from ..planners import Planning
-from ..schedule import Schedule, format_plan, plan_to_json
 from ..sim.plain import plain_bytes
 from ..torch_private import uncompiled
+from ..units import units_like
 from .calls import Calls, ModuleCall, explained
 from .options import Options
+from .plan import Plan
 from .runner import Runner
 from .wrapped import Wrapped
 
@@ -77,15 +77,13 @@ def tile(
     everything in between (not the optimizer's state); "0.5 of device" is a share. Of all plans that are predicted to
     fit, the fastest is used: plain, nodes run again, values on the host, tiles.
     planner: "auto", or one of "keep", "segments", "recompute", "offload", "mixed", "tile".
-    axes: what to cut, among "n", "d", "h", "w" (default: the image's axes).
+    axes: what to cut, among "batch", "d", "h", "w" (default: the image's axes); "n" is "batch".
     mode: "stream", "scatter", "gather", "none", or "auto" (stream). halos: kept on "device", "host" or "disk".
     cuda_graphs: True, False, or "auto": on a GPU, steps that do the same every time are recorded and launched at once
     where Python would take longer than the device.
     compile: True, or a dict with "backend", "mode" and "options" of `torch.compile`: tiles run through it, each kind of
     tile compiled once. By default so it is for a module that `torch.compile` was called on.
-    mesh: ranks that own boxes of the image, a `DeviceMesh` with axes among "batch", "d", "h" and "w"; the budget is
-    then each rank's own. exchange: halos move once per "segment", per "layer", or what is faster ("auto"). timeout:
-    seconds to wait for another rank. See `tilegrad.distributed`.
+    mesh, exchange, timeout: `tilegrad.distribute(module, mesh, …)`, which see.
     """
     module, compiled = uncompiled(module)
     if mesh is not None:
@@ -95,6 +93,9 @@ def tile(
             what = "with a mesh there is a budget, but no tile, axes, mode, halos, planner, cuda_graphs or compile"
             raise InputError(what, hint='budget="4GiB"')
         return distribute(module, mesh, budget=budget, exchange=exchange, timeout=timeout)
+    if exchange != "auto" or timeout is not None:
+        name = "exchange" if exchange != "auto" else "timeout"
+        raise InputError(f"{name} has no effect without a mesh", hint="mesh=init_device_mesh(…)")
     wanted = compiled if compile is None else compile
     return TiledModule(module, Options.parse(budget, tile, axes, mode, halos, planner, cuda_graphs, wanted))
 
@@ -134,7 +135,7 @@ class TiledModule(Wrapped):
         """The plan of the last call."""
         if self._state.last is None:
             raise InputError("nothing is planned yet", hint="call the module once, or use .plan_for(*inputs)")
-        return Plan(self._state.last.schedule, self._state.last.planning)
+        return self._state.last.plan
 
     def plan_for(self, *inputs: Any, **kwargs: Any) -> Plan:
         """Plan for inputs (tensors, or shapes) without running anything."""
@@ -167,25 +168,10 @@ class TiledModule(Wrapped):
         train = torch.is_grad_enabled()
         graded = captured.graded(call.flat) if train else []
         plain = partial(_plain_bytes, self.module, call, train)
-        with explained(self.module):
+        with explained(self.module), units_like(self.options.decimal):
             found = Runner(captured, self.options, graded, plain, device_of(self.module), self._state.pool)
         self._state.calls.add(call, found, captured)
         return found
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What will run: printable, with its schedule for those who want every step."""
-
-    schedule: Schedule
-    planning: Planning | None = None  # all candidates, where a budget was given
-
-    def __str__(self) -> str:
-        return format_plan(self.schedule)
-
-    def to_json(self) -> dict[str, Any]:
-        """Mode, phases with their grids, and predicted figures, as plain data."""
-        return plan_to_json(self.schedule)
 
 
 def _plain_bytes(module: nn.Module, call: ModuleCall, train: bool) -> int:

@@ -5,20 +5,22 @@ from __future__ import annotations
 import copy
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..errors import InputError
 from ..profile import Profile
 from ..recording.record import Recorder, record
 from ..sim.peak import PeakBytes
 from ..torch_private import pytree
-from .tiled import Plan, tile
+from .plan import Plan
+from .tiled import tile
 
 # Relative to the largest entry of a tensor: the same sums in another order. Below double precision a deep network
 # may amplify roundings far beyond this; there plain's own distance from a double precision run is the measure.
@@ -85,16 +87,38 @@ class Verification:
         return f"{self.differ} / {self.elements} elements differ (largest relative difference {worst:.2g})"
 
 
+class TileOptions(TypedDict, total=False):
+    """Of `tilegrad.tile`, where there is no mesh."""
+
+    budget: str | int | None
+    tile: int | Sequence[int] | Mapping[str, int] | None
+    axes: str | Sequence[str] | None
+    mode: str
+    halos: str
+    planner: str
+    cuda_graphs: bool | str
+    compile: bool | Mapping[str, Any] | None
+
+
 def verify(
-    module: nn.Module, *inputs: Any, tolerance: float | None = None, recorded: bool = False, **options: Any
+    module: nn.Module,
+    *inputs: Any,
+    tolerance: float | None = None,
+    recorded: bool = False,
+    **options: Unpack[TileOptions],
 ) -> Verification:
     """Run one step of `module` plain and tiled (`options` as for `tilegrad.tile`) and compare everything.
 
+    tolerance: relative to the largest entry of a tensor; by default what its precision and plain's own error allow.
     recorded: both steps are recorded, as by `tilegrad.record`, which makes them a little slower.
 
     Works on copies: the module, its gradients and buffers stay as they are. Dropout is switched off, since plain
     PyTorch and tiles draw their masks from different streams.
     """
+    if tolerance is not None and not 0 <= tolerance < 1:
+        raise InputError(f"a tolerance of {tolerance} is not possible", hint="1e-9, or none for one by precision")
+    for name in options.keys() - TileOptions.__annotations__.keys():
+        raise TypeError(f"verify() got an unexpected keyword argument '{name}'")
     first, notes = _without_dropout(copy.deepcopy(module))
     second = copy.deepcopy(first)
     tiled = tile(second, **options)

@@ -88,7 +88,10 @@ class Wrapped(nn.Module):
         return getattr(self._tilegrad_module, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._tilegrad_module, name, value)
+        if name == "__class__":  # `fully_shard` makes a class of its own for what it is called on
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._tilegrad_module, name, value)
 
     def __delattr__(self, name: str) -> None:
         delattr(self._tilegrad_module, name)

@@ -83,6 +83,7 @@ class Operator:
     module: str = ""  # path in the module tree
     phase: Phase | None = None
     kernel: str = ""  # name of the kernel, where the source tells
+    source: str = ""  # line of the user's code: "model.py:41"
 
     @property
     def span(self) -> Span | None:

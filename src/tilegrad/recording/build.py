@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from pathlib import Path
 
 import torch
 
@@ -94,6 +95,7 @@ class _Operators:
         self.names = _block_names(mode.ledger)
         self.shapes = list(mode.ledger.shapes)
         self.modules = list(mode.modules)
+        self.sources = [f"{Path(file).name}:{number}" if file else "" for file, number in mode.lines]
         self.sizes = [mode.ledger.block(at).bytes for at in range(len(mode.ledger.stops))]
         funcs = [about.func for about in mode.abouts]
         self.types = [str(func) for func in funcs]
@@ -125,6 +127,7 @@ class _Operators:
             {"recompute": True} if op.again else {},
             self.modules[op.module] or self._owner(op),
             PHASES[op.phase],
+            source=self.sources[op.line],
         )
 
     def _bytes_moved(self, op: RawOperator, writes: Uses) -> int:

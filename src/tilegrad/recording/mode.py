@@ -5,12 +5,15 @@ What happens here is paid for in every step, so operators are only noted; a prof
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
+import torch
 from torch import is_grad_enabled
 
 from ..torch_private import TorchDispatchMode
@@ -32,11 +35,18 @@ class RawOperator(NamedTuple):
     again: int  # run to be differentiated, in backward
     thread: int
     flops: int  # or UNKNOWN_FLOPS
+    line: int  # place in `RecordMode.lines`
     reads: Uses
     results: Uses
     written: Uses  # arguments
 
 
+_PACKAGE = Path(__file__).parents[1]
+_NOT_THEIRS = (
+    str(Path(torch.__file__).parent),
+    # of ours, networks and layers are what a user would look at
+    *(f"{folder}/" for folder in sorted(_PACKAGE.iterdir()) if folder.is_dir() and folder.name not in ("models", "nn")),
+)
 _HEAD = len(RawOperator._fields) - 3  # numbers before those of the uses
 
 
@@ -64,6 +74,7 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.ledger, self.scope, self.devices = ledger, scope, devices
         self.abouts: list[About] = []
         self.modules: dict[str, int] = {}
+        self.lines: dict[tuple[str, int], int] = {("", 0): 0}  # of the user's code: file, number
         self._rows = array("q")  # of every operator: how many numbers are reads, results and writes, then all numbers
         self.marks: dict[int, tuple[Mark | None, Mark | None]] = {}
         self._known: dict[Any, About] = {}
@@ -106,7 +117,8 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         written = self._written(about, args, kwargs, before) if about.names else []
         flops = count_flops(func, args, kwargs, result) if about.flops else UNKNOWN_FLOPS
         sizes = [len(reads), len(results), len(written)]
-        head = [number, about.place, begin, end, place, phase, again, thread, flops]
+        line = self._line() if phase == FORWARD else 0  # of backward only the line that called it would be found
+        head = [number, about.place, begin, end, place, phase, again, thread, flops, line]
         self._rows.fromlist(sizes + head + reads + results + written)  # at once: other threads may do the same
         return result
 
@@ -119,6 +131,14 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             uses = tuple(rows[first:second]), tuple(rows[second:third]), tuple(rows[third:last])
             yield RawOperator._make((*rows[at + 3 : first], *uses))
             at = last
+
+    def _line(self) -> int:
+        """Where in the user's code an operator runs: the innermost line that is neither torch's nor ours."""
+        frame = sys._getframe(2)
+        while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THEIRS):
+            frame = frame.f_back
+        place = frame.f_code.co_filename, frame.f_lineno
+        return self.lines.setdefault(place, len(self.lines))
 
     def _written(self, about: About, args: Any, kwargs: Any, before: Birth) -> list[int]:
         items = [args[at] for at in about.places if at < len(args)]

@@ -112,7 +112,10 @@ class Recorder:
     def peak_bytes(self) -> int:
         """The peak of one device: see `record`."""
         if self._device is not None:
-            return self.peaks.get(self._device, 0)
+            if self._device not in self.peaks:
+                seen = ", ".join(self.peaks) or "no device"
+                raise InputError(f"nothing was recorded on '{self._device}'", hint=f"one that was: {seen}")
+            return self.peaks[self._device]
         others = [peak for device, peak in self.peaks.items() if device != "cpu"]
         return max(others) if others else self.peaks.get("cpu", 0)
 

@@ -230,7 +230,7 @@ def _memory_event(block: Block, place: int, begins: bool, ts: float, live: int, 
 def _operator_record(op: Operator, place: int) -> dict[str, Any]:
     """What differs from nothing."""
     record: dict[str, Any] = {"at": place, "id": op.id, "name": op.name, "type": op.type}
-    record |= {key: value for key in ("thread", "stream", "module", "kernel") if (value := getattr(op, key))}
+    record |= {key: value for key in ("thread", "stream", "module", "kernel", "source") if (value := getattr(op, key))}
     for key in ("host", "device"):
         if (span := getattr(op, key)) is not None:
             record[key] = [span.start_s, span.end_s] + ([] if span.kern_s is None else [span.kern_s])

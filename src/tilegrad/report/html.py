@@ -29,6 +29,8 @@ SCRIPTS = (  # in this order: each uses what those before it define
     "report_profile.js",
     "report_chart.js",
     "report_scatter.js",
+    "report_tiles.js",
+    "report_bars.js",
     "report_memory.js",
     "report_map.js",
     "report_timeline.js",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from ..analysis.addresses import join_spans
 from ..analysis.live import find_live
 from ..profile import Block, BlockKind, Operator, Profile, Span
 from .html_text import clean_text
-from .page import Drawn, Page, Scatter, Table
+from .page import Bars, Drawn, Page, Scatter, Table, TileMap
 
 AGAIN, FETCHED = "made again", "back from the host"
 CLASSES = (*(str(kind) for kind in BlockKind), AGAIN, FETCHED)  # of blocks, lowest in the stack first
@@ -47,6 +48,8 @@ def page_data(page: Page) -> dict[str, Any]:
         "budget_bytes": page.budget_bytes,
         "tables": [_table(table) for table in page.tables],
         "scatter": None if page.scatter is None else _scatter(page.scatter),
+        "tiles": None if page.tiles is None else _tiles(page.tiles),
+        "bars": [_bars(bars) for bars in page.bars],
         "profile": whole,
         "others": [_curve(drawn, unit) for drawn in others],
         "classes": CLASSES,
@@ -91,6 +94,19 @@ def _scatter(scatter: Scatter) -> dict[str, Any]:
     }
 
 
+def _tiles(tiles: TileMap) -> dict[str, Any]:
+    values = [asdict(value) for value in tiles.values]
+    texts = [{key: clean_text(value[key], SHORT) for key in ("name", "what")} for value in values]
+    return {key: getattr(tiles, key) for key in ("mode", "tiled", "grid", "drawn")} | {
+        "values": [value | text for value, text in zip(values, texts, strict=True)]
+    }
+
+
+def _bars(bars: Bars) -> dict[str, Any]:
+    rows = [(clean_text(row.name, SHORT), _cell(row.before), _cell(row.after)) for row in bars.rows]
+    return {"title": clean_text(bars.title), "unit": bars.unit, "rows": rows, "caption": clean_text(bars.caption)}
+
+
 def _cell(cell: str | int | float | bool | None) -> str | int | float | bool | None:
     if isinstance(cell, str):
         return clean_text(cell)
@@ -107,6 +123,7 @@ class _Times(NamedTuple):
     host: float
     device: float
     clock: float
+    length_s: float  # of all that is drawn
     side: str  # whose zero the memory's clock has: "host", "device" or "both"
 
     def whole(self, second: float, zero: float) -> int:
@@ -130,7 +147,13 @@ def _times(profile: Profile, timed: bool) -> _Times:
         for name, spans in (("host", host), ("device", device))
     ]
     length = max(*lengths, profile.clock[-1] - zeros["clock"] if profile.clock else 0.0)
-    return _Times(_unit(length) if timed else 1.0, zeros["host"], zeros["device"], zeros["clock"], side)
+    unit = _unit(length) if timed else 1.0
+    return _Times(unit, zeros["host"], zeros["device"], zeros["clock"], length, side)
+
+
+def drawn_seconds(profile: Profile) -> float:
+    """How long the chart of a profile is: what a page says of its time."""
+    return _times(profile, True).length_s
 
 
 def _unit(length_s: float) -> float:
@@ -196,6 +219,7 @@ def _operators(operators: Sequence[Operator], texts: _Texts) -> dict[str, Any]:
         "type": [texts.place(op.type, SHORT) for op in operators],
         "module": texts_of(op.module for op in operators),
         "kernel": texts_of(op.kernel for op in operators),
+        "source": texts_of((op.source for op in operators), SHORT),
         "shapes": texts_of((_shapes(op) for op in operators), SHORT),
         "phase": texts_of((_phase(op) for op in operators), SHORT),
         "flops": numbers(op.flops for op in operators),
@@ -321,3 +345,9 @@ def _curve(drawn: Drawn, unit_s: float) -> dict[str, Any]:
 def memory_curve(profile: Profile, device: str) -> list[int]:
     """Bytes on a device in every tick."""
     return list(find_live((b for b in profile.blocks if b.device == device), profile.ticks).curve)
+
+
+def drawn_bytes(profile: Profile, device: str | None = None) -> int:
+    """The highest point of the chart, of one device or of all: what a page says of its peak."""
+    devices = profile.devices if device is None else (device,)
+    return max((count for each in devices for count in memory_curve(profile, each)), default=0)

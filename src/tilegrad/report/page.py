@@ -67,6 +67,52 @@ class Scatter:
     plain_s: float  # what times are held against
 
 
+Sides = dict[str, list[int]]  # by axis: lo, hi of each tile along it
+
+
+@dataclass(frozen=True)
+class TiledValue:
+    """The image, or what a node makes, cut into tiles. An axis that is missing is not cut."""
+
+    name: str
+    what: str  # "conv2d", and where it was written
+    sizes: dict[str, int]  # by axis
+    own: Sides  # what each tile makes; of the image: what it is the first to read
+    held: Sides  # with what it was handed
+    share: Sides  # what it alone answers for
+    complete: Sides  # where its gradient is complete
+    reads: Sequence[tuple[int, Sides]] = ()  # of which value what: past its ends, where that is padding
+
+
+@dataclass(frozen=True)
+class TileMap:
+    """All tiles of a network: `values[0]` is the image."""
+
+    mode: str
+    tiled: tuple[str, ...]
+    grid: tuple[int, ...]
+    drawn: tuple[str, ...]  # at most two axes: down, across
+    values: Sequence[TiledValue]
+
+
+class Bar(NamedTuple):
+    """One figure before and after; None: unknown."""
+
+    name: str
+    before: float | None
+    after: float | None
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Two bars for each figure, all of one unit."""
+
+    title: str
+    unit: Unit
+    rows: Sequence[Bar]
+    caption: str = ""
+
+
 @dataclass(frozen=True)
 class Page:
     title: str
@@ -77,3 +123,5 @@ class Page:
     profiles: tuple[Drawn, ...] = field(default=())
     budget_bytes: int | None = None  # a line across the memory curve
     scatter: Scatter | None = None
+    tiles: TileMap | None = None
+    bars: tuple[Bars, ...] = ()

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..planners import Candidate, Planning
-from ..units import format_bytes
+from ..units import format_bytes, format_predicted
 from .curve import Curve, in_words
 from .terminal import make_table
 
@@ -33,7 +33,7 @@ def print_candidates(
             item.planner,
             Text(item.detail),
             format_bytes(item.peak_bytes),
-            _seconds(item.time_s),
+            format_predicted(item.time_s),
             f"{item.time_s / plain.time_s - 1:+.1%}" if plain.time_s else "",
             format_bytes(item.host_bytes) if item.host_bytes else "-",
             style="bold" if item is chosen else "" if fits else "dim",
@@ -62,16 +62,11 @@ def print_peak(chosen: Candidate, console: Console) -> None:
         console.print(f"addresses   {range_bytes} would do for what comes and goes: {exact}")
 
 
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.3f} s" if seconds >= 0.1 else f"{seconds * 1e3:.2f} ms"
-
-
 def print_budgets(curve: Curve, console: Console) -> None:
     """What is chosen for each budget."""
     plain = curve.plain
-    title = (
-        f"plans for {len(curve.asked)} budgets; plain needs {format_bytes(plain.peak_bytes)}, {_seconds(plain.time_s)}"
-    )
+    needs = f"{format_bytes(plain.peak_bytes)}, {format_predicted(plain.time_s)}"
+    title = f"plans for {len(curve.asked)} budgets; plain needs {needs}"
     names = ("budget", "of plain", "planner", "what it does", "peak", "time", "extra time")
     table = make_table(title, names, left=names[2:4], no_wrap=True)
     table.columns[3].no_wrap = False
@@ -79,7 +74,7 @@ def print_budgets(curve: Curve, console: Console) -> None:
         cells = [format_bytes(budget), f"{budget / plain.peak_bytes:.0%}" if plain.peak_bytes else ""]
         if isinstance(found, Planning):
             plan, extra = found.chosen, curve.extra(found.chosen.time_s)
-            cells += [plan.planner, in_words(plan), format_bytes(plan.peak_bytes), _seconds(plan.time_s)]
+            cells += [plan.planner, in_words(plan), format_bytes(plan.peak_bytes), format_predicted(plan.time_s)]
             table.add_row(*map(Text, cells), "" if extra is None else f"{extra:+.1%}")
         else:
             least = f": the least is {format_bytes(found.least_bytes)}" if found.least_bytes else ""

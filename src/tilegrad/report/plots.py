@@ -8,6 +8,7 @@ from typing import Any
 
 from ..analysis.live import find_live
 from ..errors import InputError
+from ..extras import install_hint
 from ..files import whole_file
 from ..profile import BlockKind, Profile
 from ..units import printable
@@ -59,9 +60,8 @@ def _save(figure: Any, path: str | Path, ending: str) -> None:
 def _figure() -> Any:
     try:
         from matplotlib.figure import Figure  # takes a second, and is an extra
-    except ImportError:
-        what = "plots need matplotlib, which is not installed"
-        raise InputError(what, hint="pip install 'tilegrad[plot]'") from None
+    except ImportError as error:
+        raise InputError("plots need matplotlib, which is not installed", hint=install_hint(error)) from None
     return Figure(figsize=(7, 3.2), layout="constrained")
 
 

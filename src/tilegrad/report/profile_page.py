@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..analysis import Analysis
 from ..analysis.comparison import Comparison
 from ..analysis.groups import By, group_operators
 from ..units import format_bytes, format_seconds
-from .page import Column, Drawn, Fact, Page, Table
+from .html_data import drawn_bytes, drawn_seconds
+from .page import Bar, Bars, Column, Drawn, Fact, Page, Table, Unit
+from .terminal import UNKNOWN
 
 if TYPE_CHECKING:
     from ..analysis.training import Training
 
 ROWS = 200  # of a table of groups
+BARS = 12  # of groups
 
 
 def profile_page(analysis: Analysis, by: By = "type", training: Training | None = None) -> Page:
@@ -28,8 +32,8 @@ def profile_page(analysis: Analysis, by: By = "type", training: Training | None 
     )
 
 
-def comparison_page(found: Comparison, before: Analysis, after: Analysis) -> Page:
-    """Both memory curves, and the tables of what differs. The first is drawn whole."""
+def comparison_page(found: Comparison, both: tuple[Analysis, Analysis] | None = None) -> Page:
+    """Bars first, then the tables of what differs, and of profiles both memory curves: the second is drawn whole."""
     tables = []
     for unit in ("seconds", "bytes", "share", "count"):
         rows = [(p.name, p.before, p.after, p.ratio) for p in found.totals if p.unit == unit]
@@ -37,25 +41,42 @@ def comparison_page(found: Comparison, before: Analysis, after: Analysis) -> Pag
         tables += [Table(f"Totals: {unit}", columns, rows)] if rows else []
     columns = (Column(found.by), Column("before", "seconds"), Column("after", "seconds"), Column("ratio", "rate"))
     groups = [(p.name, p.before, p.after, p.ratio) for p in found.groups[:ROWS]]
-    tables.append(Table(f"Kernel time by {found.by}", columns, groups, caption="Largest change first."))
+    tables += [Table(found.what, columns, groups, caption="Largest change first.")] if groups else []
+    labels = (f"before: {found.before}", f"after: {found.after}")
+    drawn = [Drawn(label, side.profile) for label, side in zip(labels, both, strict=True)] if both else []
     return Page(
-        title=f"{found.before} -> {found.after}",
-        summary="Two profiles, side by side.",
+        title=f"{found.before} → {found.after}",
+        summary="Two profiles, side by side." if both else "Two plans, side by side.",
         tables=tuple(tables),
-        profiles=(Drawn(f"after: {found.after}", after.profile), Drawn(f"before: {found.before}", before.profile)),
+        profiles=tuple(reversed(drawn)),
+        bars=tuple(_bars(found)),
     )
+
+
+def _bars(found: Comparison) -> Iterator[Bars]:
+    """What has a length: seconds and bytes, and the groups that changed most."""
+    units: tuple[tuple[str, Unit], ...] = (("Time", "seconds"), ("Memory", "bytes"))
+    for title, unit in units:
+        rows = [p for p in found.totals if p.unit == unit]
+        if rows:
+            yield Bars(title, unit, [Bar(p.name, p.before, p.after) for p in rows])
+    if found.groups:
+        rows, most = list(found.groups[:BARS]), len(found.groups)
+        caption = f"The {BARS} with the largest change of {most}." if most > BARS else "Largest change first."
+        yield Bars(found.what, "seconds", [Bar(p.name, p.before, p.after) for p in rows], caption)
 
 
 def _facts(analysis: Analysis) -> list[Fact]:
     found = []
     side = analysis.device or analysis.host
     if side is not None:
-        found.append(Fact("time", format_seconds(side.span_s), f"{side.busy_share:.1%} busy on the {analysis.side}"))
-        found.append(Fact("kernels", format_seconds(side.kernel_s), f"waits {format_seconds(side.wait_s)}"))
+        busy = f"{format_seconds(side.span_s)} on the {analysis.side}, busy for {side.busy_share:.1%} of it"
+        found.append(Fact("time", format_seconds(drawn_seconds(analysis.profile)), busy))
+        waits = UNKNOWN if side.wait_s is None else format_seconds(side.wait_s)
+        found.append(Fact("kernels", format_seconds(side.kernel_s), f"waits {waits}"))
     for device, memory in analysis.memory.items():
-        found.append(
-            Fact(f"peak {device}".strip(), format_bytes(memory.owned.peak_bytes), f"{memory.owned.peak_bytes} bytes")
-        )
+        own = f"{format_bytes(memory.owned.peak_bytes)} ({memory.owned.peak_bytes} bytes) of it allocated meanwhile"
+        found.append(Fact(f"peak {device}".strip(), format_bytes(drawn_bytes(analysis.profile, device)), own))
         if memory.weight_bytes:
             found.append(Fact(f"weights {device}".strip(), format_bytes(memory.weight_bytes)))
         layouts = analysis.layouts[device]
@@ -76,8 +97,8 @@ def _tables(analysis: Analysis, by: By, training: Training | None) -> list[Table
             Column("of roofline", "share"),
         )  # fmt: skip
         rows = [
-            (g.key, g.count, g.rates.kernel_s, g.share, g.total_s, g.rates.flops_per_s / 1e9,
-             g.rates.bytes_per_s / 1e9, g.rates.roof_share)
+            (g.key, g.count, g.rates.kernel_s, g.share, g.total_s, _giga(g.rates.flops_per_s),
+             _giga(g.rates.bytes_per_s), g.rates.roof_share)
             for g in groups[:ROWS]
         ]  # fmt: skip
         more = f"the {ROWS} with most kernel time of {len(groups)}" if len(groups) > ROWS else ""
@@ -85,6 +106,10 @@ def _tables(analysis: Analysis, by: By, training: Training | None) -> list[Table
     if training is not None:
         found.append(_plans(training))
     return found
+
+
+def _giga(per_second: float | None) -> float | None:
+    return None if per_second is None else per_second / 1e9
 
 
 def _plans(training: Training) -> Table:

@@ -11,8 +11,8 @@ from ..analysis import Analysis
 from ..analysis.groups import OperatorGroup, TimeOf, format_shapes, operator_seconds
 from ..analysis.live import alive_at, ticks_are_operators
 from ..ir import Phase
-from ..units import format_bytes, format_rate, format_seconds
-from .terminal import make_table, plain, print_line
+from ..units import format_bytes, format_predicted, format_rate, format_seconds
+from .terminal import UNKNOWN, make_table, plain, print_line
 
 if TYPE_CHECKING:
     from ..analysis.training import Training
@@ -30,7 +30,8 @@ def print_summary(analysis: Analysis, console: Console) -> None:
             print_line(
                 console,
                 f"{name:<10}  span {format_seconds(side.span_s)}, operators {format_seconds(side.total_s)}, "
-                f"kernels {format_seconds(side.kernel_s)}, waits {format_seconds(side.wait_s)}, "
+                f"kernels {format_seconds(side.kernel_s)}, "
+                f"waits {UNKNOWN if side.wait_s is None else format_seconds(side.wait_s)}, "
                 f"busy {side.busy_share:.1%}, {len(side.lanes)} lane{'s' * (len(side.lanes) != 1)}",
             )
     gaps = analysis.gaps.to_json(profile.operators)
@@ -66,12 +67,16 @@ def print_groups(groups: Sequence[OperatorGroup], by: str, time: TimeOf, console
             format_seconds(rates.kernel_s),
             f"{group.share:.1%}",
             format_seconds(group.total_s),
-            format_rate(rates.flops_per_s, "FLOP/s") if rates.flops else "-",
-            format_rate(rates.bytes_per_s, "B/s") if rates.bytes else "-",
-            f"{rates.roof_share:.0%}" if rates.roof_share is not None else "-",
-            rates.bound or "-",
+            _rate(rates.flops_per_s, "FLOP/s"),
+            _rate(rates.bytes_per_s, "B/s"),
+            f"{rates.roof_share:.0%}" if rates.roof_share is not None else UNKNOWN,
+            rates.bound or UNKNOWN,
         )
     console.print(table)
+
+
+def _rate(per_second: float | None, what: str) -> str:
+    return UNKNOWN if per_second is None else format_rate(per_second, what)
 
 
 def print_operators(analysis: Analysis, places: Iterable[int], title: str, time: TimeOf, console: Console) -> None:
@@ -86,8 +91,8 @@ def print_operators(analysis: Analysis, places: Iterable[int], title: str, time:
             plain(op.module or op.name),
             f"{format_shapes(op.in_shapes)} -> {format_shapes(op.out_shapes)}" if op.in_shapes or op.out_shapes else "",
             format_seconds(operator_seconds(op, time)),
-            format_rate(row["flops_per_s"], "FLOP/s") if op.flops else "-",
-            format_rate(row["bytes_per_s"], "B/s") if op.bytes else "-",
+            _rate(row["flops_per_s"], "FLOP/s"),
+            _rate(row["bytes_per_s"], "B/s"),
         )
     console.print(table)
 
@@ -142,7 +147,7 @@ def print_memory(analysis: Analysis, device: str, console: Console) -> None:
 def print_training(training: Training, console: Console) -> None:
     """What tilegrad would do."""
     memory = training.plain.memory
-    step = f"plain {format_bytes(training.plain.peak_bytes)} in {format_seconds(training.plain.time_s)} a step"
+    step = f"plain {format_bytes(training.plain.peak_bytes)} in {format_predicted(training.plain.time_s)} a step"
     anyway = format_bytes(memory.resident_bytes if memory else 0)
     kept = f"kept for backward {format_bytes(training.saved_bytes)}, there anyway {anyway}"
     print_line(console, f"training    {step}; {kept}")
@@ -150,7 +155,7 @@ def print_training(training: Training, console: Console) -> None:
     table = make_table(plain("what tilegrad would do (predicted)"), names, left=("planner", "how"), overflow="fold")
     for budget, found in training.plans:
         if isinstance(found, str):
-            table.add_row(format_bytes(budget), "-", plain(found), "", "", "", style="dim")
+            table.add_row(format_bytes(budget), UNKNOWN, plain(found), "", "", "", style="dim")
             continue
         plan = found.chosen
         table.add_row(
@@ -158,7 +163,7 @@ def print_training(training: Training, console: Console) -> None:
             plan.planner,
             plain(plan.detail),
             format_bytes(plan.peak_bytes),
-            format_seconds(plan.time_s),
+            format_predicted(plan.time_s),
             f"{plan.time_s / training.plain.time_s - 1:+.1%}",
         )
     console.print(table)

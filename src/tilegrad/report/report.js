@@ -34,6 +34,7 @@ function showOperators({ work, start, host }) {
     { name: "operator", unit: "text", get: word(operators.name) },
     { name: "type", unit: "text", get: word(operators.type) },
     operators.module && { name: "module", unit: "text", get: word(operators.module) },
+    operators.source && { name: "written in", unit: "text", get: word(operators.source) },
     operators.phase && { name: "phase", unit: "text", get: word(operators.phase) },
     { name: "no.", unit: "count", rising: true, get: (op) => op + 1 },
     timed && { name: "start", unit: "seconds", rising: true, get: (op) => known(start[op] * unit) },
@@ -73,6 +74,8 @@ function showProfile() {
 }
 
 showHeader();
+if (data.bars.length) showBars();
+if (data.tiles) showTiles();
 if (data.scatter) showScatter(data.scatter);
 showTables();
 if (profile) showProfile();

@@ -92,12 +92,18 @@ def work(tiling: Tiling) -> float:
 
 def largest_working_set(tiling: Tiling) -> int:
     """Bytes of everything a tile holds at once in training, for the worst tile."""
-    return max((_held_bytes(tiling, tile) for tile in _distinct(tiling)), default=0)
+    return held_bytes(tiling, [node.outputs[0] for node in tiling.nodes])
 
 
-def _held_bytes(tiling: Tiling, tile: Sequence[int]) -> int:
-    values = [node.outputs[0] for node in tiling.nodes]
-    return sum(tiling.box("held", v, tile).volume * tiling.graph.type(v).item_bytes for v in values)
+def held_bytes(tiling: Tiling, values: Sequence[str]) -> int:
+    """Of these values, for the worst tile."""
+    return max(
+        (
+            sum(tiling.box("held", v, tile).volume * tiling.graph.type(v).item_bytes for v in values)
+            for tile in _distinct(tiling)
+        ),
+        default=0,
+    )
 
 
 def _distinct(tiling: Tiling) -> list[tuple[int, ...]]:

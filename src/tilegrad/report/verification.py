@@ -8,6 +8,7 @@ from rich.console import Console
 
 from ..modules.verification import Difference, Verification
 from ..units import format_bytes, format_seconds
+from .html_data import drawn_bytes, drawn_seconds
 from .page import Column, Drawn, Fact, Page, Table
 from .terminal import make_table
 
@@ -32,8 +33,12 @@ def print_costs(plain: tuple[int, float], tiled: tuple[int, float], console: Con
 
 def verification_page(found: Verification, title: str) -> Page:
     """The verdict, every tensor, and where time and memory went in both steps."""
-    plain, tiled = found.plain, found.tiled
-    share = f"{tiled.peak_bytes / plain.peak_bytes:.1%} of plain's" if plain.peak_bytes else ""
+    facts = [Fact("verdict", "equal" if found.ok else "different", str(found))]
+    if found.profiles is not None:
+        for label, cost, profile in zip(("plain", "tiled"), (found.plain, found.tiled), found.profiles, strict=True):
+            own = f"{format_bytes(cost.peak_bytes)} of it beyond parameters and inputs"
+            facts.append(Fact(f"peak, {label}", format_bytes(drawn_bytes(profile)), own))
+            facts.append(Fact(f"time, {label}", format_seconds(drawn_seconds(profile)), "while it is recorded"))
     columns = (
         Column("tensor"),
         Column("differ", "count"),
@@ -48,13 +53,7 @@ def verification_page(found: Verification, title: str) -> Page:
     return Page(
         title=title,
         summary="One training step, plain and tiled, compared tensor by tensor and recorded.",
-        facts=(
-            Fact("verdict", "equal" if found.ok else "different", str(found)),
-            Fact("peak, tiled", format_bytes(tiled.peak_bytes), share),
-            Fact("peak, plain", format_bytes(plain.peak_bytes)),
-            Fact("time, tiled", format_seconds(tiled.step_s), f"{tiled.step_s / plain.step_s:.2f} x plain's"),
-            Fact("time, plain", format_seconds(plain.step_s)),
-        ),
+        facts=tuple(facts),
         notes=found.notes,
         tables=(Table("Tensors", columns, rows, frozenset(i for i, d in enumerate(found.differences) if d.differ)),),
         profiles=profiles,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from ..ir import Graph, Kind
+from ..ir import Graph, Kind, Node
 from ..region import Box
 from .island import Island
 from .schedule import Schedule
@@ -55,6 +55,12 @@ def roots_of(graph: Graph) -> Roots:
     if found is None:
         found = graph.__dict__["_roots"] = Roots(graph)
     return found
+
+
+def whole_bytes(graph: Graph, node: Node) -> int:
+    """What a node that runs whole holds at once: all that it reads and makes."""
+    roots = roots_of(graph)
+    return sum(roots.bytes[name] for name in {roots.root[value] for value in (*node.reads, *node.outputs)})
 
 
 class NodeIslands(Mapping[str, Island]):

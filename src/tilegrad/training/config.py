@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from math import isfinite, prod
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..errors import FormatError, InputError
+from ..errors import FormatError, InputError, one_of
 from ..recipe import Recipe, parse_recipe
 from ..units import parse_budget
 
@@ -45,7 +44,7 @@ def _count(least: int) -> Callable[[Any], int]:
 def _any_of(*offers: str) -> Callable[[Any], str]:
     def parse(given: Any) -> str:
         if given not in offers:
-            raise ValueError(f"one of {', '.join(offers)}{_meant(str(given), offers)}")
+            raise ValueError(one_of(str(given), offers))
         return str(given)
 
     return parse
@@ -97,6 +96,8 @@ def _validation(given: Any) -> str | float:
 
 def _mesh(given: Any) -> dict[str, int]:
     axes = {"batch", "d", "h", "w"}
+    if isinstance(given, str):  # a flag: h=2,w=2
+        given = {axis.strip(): parse_value(ranks) for axis, _, ranks in (w.partition("=") for w in given.split(","))}
     if (
         isinstance(given, dict)
         and given
@@ -179,6 +180,16 @@ class TrainingConfig:
         return asdict(self)
 
 
+# What has no effect in some company, and is refused there.
+EFFECTS: tuple[tuple[str, str, Callable[[TrainingConfig], bool]], ...] = (
+    ("schedule_each", "without a schedule", lambda config: config.schedule is not None),
+    ("ignore_index", "on labels, only on masks", lambda config: config.task == "segmentation"),
+    ("best", "without images to validate on", lambda config: config.validate is not None),
+    ("halos", "without a budget", lambda config: config.budget is not None),
+    ("halos", "on a mesh", lambda config: config.mesh is None),
+)
+
+
 def keys() -> tuple[Field[Any], ...]:
     return fields(TrainingConfig)
 
@@ -210,7 +221,7 @@ def make_config(given: Mapping[str, Any], where: str) -> TrainingConfig:
     known = {key.name: key for key in keys()}
     for name in given:
         if name not in known:
-            raise InputError(f"there is no key '{name}'", where=where, hint=_meant(name, known, all_of_them=True))
+            raise InputError(f"there is no key '{name}'", where=where, hint=one_of(name, known))
     missing = [key.name for key in keys() if key.default is MISSING and key.name not in given]
     if missing:
         raise InputError(
@@ -225,19 +236,15 @@ def make_config(given: Mapping[str, Any], where: str) -> TrainingConfig:
         except ValueError as error:  # ours are ValueErrors too
             wanted = error.hint or error.what if isinstance(error, InputError) else str(error)
             raise InputError(f"'{value}' cannot be used", where=f"{where}, key '{name}'", hint=wanted) from None
-    return TrainingConfig(**found)
+    made = TrainingConfig(**found)
+    for name, when, has_effect in EFFECTS:
+        if getattr(made, name) != known[name].default and not has_effect(made):
+            raise _refused(name, f"it has no effect {when}", f"no {name}")
+    return made
 
 
 def _refused(key: str, what: str, hint: str) -> InputError:
     return InputError(what, where=f"key '{key}'", hint=hint)
-
-
-def _meant(name: str, offers: Iterable[str], *, all_of_them: bool = False) -> str:
-    close = difflib.get_close_matches(name.lower(), {offer.lower(): offer for offer in offers}, 1)
-    real = [offer for offer in offers if close and offer.lower() == close[0]]
-    if all_of_them:
-        return f"did you mean '{real[0]}'?" if real else ", ".join(offers)
-    return f"; did you mean '{real[0]}'?" if real else ""
 
 
 def make(recipe: Recipe, home: Any, kind: type, key: str, *given: Any) -> Any:
@@ -247,8 +254,8 @@ def make(recipe: Recipe, home: Any, kind: type, key: str, *given: Any) -> Any:
     ]
     offers = [name for name in offers if not name.startswith("_")]
     if recipe.name not in offers:
-        hint = _meant(recipe.name, offers, all_of_them=True)
-        raise InputError(f"'{recipe.name}' is not in {home.__name__}", where=f"key '{key}'", hint=hint)
+        what = f"'{recipe.name}' is not in {home.__name__}"
+        raise InputError(what, where=f"key '{key}'", hint=one_of(recipe.name, offers))
     try:
         return getattr(home, recipe.name)(*given, **recipe.options)
     except (TypeError, ValueError) as error:

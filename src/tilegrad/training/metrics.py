@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import InputError
+from ..extras import install_hint
 
 NAME = "metrics.jsonl"
 _log = logging.getLogger("tilegrad")
@@ -61,10 +62,9 @@ class MetricLog:
 def _board(folder: Path, step: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise InputError(
-            "tensorboard is not installed", where="key 'tensorboard'", hint="pip install 'tilegrad[tensorboard]'"
-        ) from None
+    except ImportError as error:
+        hint = install_hint(error, "pip install 'tilegrad[tensorboard]'")
+        raise InputError("tensorboard is not installed", where="key 'tensorboard'", hint=hint) from None
     return SummaryWriter(str(folder), purge_step=step + 1)
 
 

@@ -26,7 +26,7 @@ class TrainingRanks:
             return
         wanted, there = prod(sizes.values()), int(os.environ.get("WORLD_SIZE", "1"))
         if wanted != there:
-            hint = f"torchrun --nproc-per-node {wanted} -m tilegrad.cli train …"
+            hint = f"torchrun --nproc-per-node {wanted} -m tilegrad train …"
             raise InputError(f"a mesh of {wanted} ranks, and {there} here", where="key 'mesh'", hint=hint)
         kind = torch.device(device).type
         if kind == "cuda":

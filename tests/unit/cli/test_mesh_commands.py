@@ -31,6 +31,19 @@ def test_workers_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert "2 along w" in out and "imbalance" in out
 
 
+def test_a_step_on_paper(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "vgg16", "--input", "1x3x256x256", "--mesh", "2x2"]
+    assert main(words) == 0
+    assert "ethernet" in capsys.readouterr().out
+    assert main([*words, "--link", "infiniband", "--budget", "40GB", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["links"]
+    assert found["link"] == "infiniband" and found["ranks"] == 4 and found["fits"] and found["step_s"] > 0
+    assert main(["plan", str(DATA / "rect_graph.json"), "--mesh", "2x2"]) == 2
+    assert "cannot be cut over ranks" in capsys.readouterr().err
+    assert main([*words[:-1], "2x2x2"]) == 2
+    assert "a mesh of 2x2x2" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -106,12 +106,12 @@ def test_the_table(graph: str, capsys: pytest.CaptureFixture[str]) -> None:
     captured = capsys.readouterr()
     assert captured.err == ""
     lines = captured.out.splitlines()
-    assert lines[0].strip() == "plans for a budget of 4.29MiB"
+    assert lines[0].strip() == "plans for a budget of 4.50MB"
     for title in ("planner", "how", "peak", "time", "extra time", "to and from host"):
         assert title in lines[2]
     assert sum("->" in line for line in lines) == 1
     (keep,) = [line for line in lines if "everything" in line]
-    assert re.match(r"│ x +│ keep +│ everything +│ 5\.00MiB │", keep)
+    assert re.match(r"│ x +│ keep +│ everything +│ 5\.24MB │", keep)
     assert any(line.startswith("alive at the peak") for line in lines)
     assert any("for what comes and goes: as small as can be" in line for line in lines)
     assert lines[-1] == "machine     v100"
@@ -144,12 +144,12 @@ def test_several_budgets_as_a_table(graph: str, capsys: pytest.CaptureFixture[st
     assert main(["plan", graph, "--budget", "5MB", "--budget", "4MB", "--budget", "1kB"]) == 0
     captured = capsys.readouterr()
     lines = captured.out.splitlines()
-    assert captured.err == "" and lines[0].strip().startswith("plans for 3 budgets; plain needs 5.00MiB, ")
+    assert captured.err == "" and lines[0].strip().startswith("plans for 3 budgets; plain needs 5.24MB, ")
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
-    assert [row[0] for row in rows] == ["4.77MiB", "3.81MiB", "1000B"]
+    assert [row[0] for row in rows] == ["5.00MB", "4.00MB", "1.00kB"]
     for row in rows[:2]:
         assert re.fullmatch(r"(\d+ nodes run again, )?\S+ to and from the host", row[3]) and row[6].startswith("+")
-    assert re.fullmatch(r"nothing fits: the least is 3\.\d+MiB", rows[2][3]) and rows[2][4:] == ["", "", ""]
+    assert re.fullmatch(r"nothing fits: the least is 3\.\d+MB", rows[2][3]) and rows[2][4:] == ["", "", ""]
     assert sum("┤" in line for line in lines) == 12 and lines[-1] == "machine     v100"
 
 
@@ -169,7 +169,7 @@ def test_without_a_budget_the_curve_is_planned(graph: str, capsys: pytest.Captur
 
 
 def test_a_range_in_which_nothing_fits(graph: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "nothing fits 3.91KiB: the smallest plan found" in refuse(capsys, graph, "--budget", "1kB..4kB")
+    assert "nothing fits 4.00kB: the smallest plan found" in refuse(capsys, graph, "--budget", "1kB..4kB")
 
 
 def test_a_plot_and_a_report_of_several_budgets(graph: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -233,17 +233,13 @@ def test_bad_input(case: str, graph: str, model: str, capsys: pytest.CaptureFixt
 
 
 def test_bad_options(graph: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["plan", graph, "--budget", "4GB", "--planner", "fastest"])
-    assert caught.value.code == 2
-    captured = capsys.readouterr()
-    assert captured.out == "" and "error: " in captured.err
+    assert "--planner fastest is not possible" in refuse(capsys, graph, "--budget", "4GB", "--planner", "fastest")
 
 
 @pytest.mark.parametrize("planner", ["keep", "segments", "recompute", "offload", "auto"])
 def test_too_small_a_budget_names_one_that_works(planner: str, graph: str, capsys: pytest.CaptureFixture[str]) -> None:
     message = refuse(capsys, graph, "--budget", "1kB", "--planner", planner)
-    assert message.startswith("BudgetError: nothing fits 1000B: the smallest plan found needs ")
+    assert message.startswith("BudgetError: nothing fits 1.00kB: the smallest plan found needs ")
     (least,) = re.findall(r"\((\d+) bytes\)", message)
     (hint,) = re.findall(r'try  budget="(\w+)"', message)
     for budget in (least, hint):

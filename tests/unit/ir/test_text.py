@@ -31,9 +31,9 @@ from tilegrad.ir import (
 from tilegrad.region import Box
 
 ODD = ["a b", 'say "hi"', "back\\slash", "ünï→", "f(x)", "} @ {", "a: b, c: d", "-> y {}", "as", "", "\n", "\u2028"]
-names = st.sampled_from([*ODD, "x", "layer1.0.conv", "forward", "float", "in", "reads", "writes", "away"]) | st.text(
-    max_size=6
-)
+names = st.sampled_from(
+    [*ODD, "x", "layer1.0.conv", "forward", "float", "in", "reads", "writes", "away", "on"]
+) | st.text(max_size=6)
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | names
 attributes = st.recursive(scalars, lambda part: st.lists(part, max_size=3) | st.dictionaries(names, part, max_size=2))
 inputs = st.builds(Input, names, names, st.sampled_from(Role))
@@ -41,8 +41,9 @@ shapes = st.lists(st.integers(-1, 10**9), max_size=4).map(tuple)
 types = st.builds(TensorType, shapes, st.sampled_from(["float32", "bool"]))
 boxes = st.lists(st.tuples(st.integers(-9, 10**9), st.integers(-9, 10**9)), max_size=3).map(Box)
 held = st.none() | st.builds(Held, boxes, st.none() | boxes)
+axes = st.lists(st.tuples(st.sampled_from("ndhw"), st.integers(0, 5)), max_size=3).map(tuple)
 values = st.builds(
-    Value, names, types, st.sampled_from(Kind), st.none() | names, st.none() | names, held, st.booleans()
+    Value, names, types, st.sampled_from(Kind), st.none() | names, st.none() | names, held, st.booleans(), axes
 )
 nodes = st.builds(
     Node,

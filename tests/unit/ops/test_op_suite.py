@@ -281,6 +281,9 @@ def check_fold(run: Run, node: Node, op: Reduction, call: Call, parts: list[Box]
         op.partial(call, x[box.slices], place, *more) for box, place, more in zip(parts, places, others, strict=True)
     ]
     total = reduce(lambda a, b: op.combine(call, a, b), partials)
+    at_once = op.combine_all(call, tuple(torch.stack(each) for each in zip(*partials, strict=True)))
+    for one, other in zip(total, at_once, strict=True):
+        assert one.dtype == other.dtype and close(one, other, integral(x, one))
     assert close(op.finish(call, total).reshape(wanted.shape), wanted, integral(x, wanted)), node.describe()
     if not x.is_floating_point():
         return

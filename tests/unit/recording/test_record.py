@@ -299,7 +299,9 @@ def test_equal_names_of_several_modules_stay_apart() -> None:
 def test_the_peak_of_another_device() -> None:
     with record(device="cuda:0") as rec:
         torch.ones(3)
-    assert rec.peak_bytes == 0 and rec.peaks == {"cpu": 12}
+    assert rec.peaks == {"cpu": 12}
+    with pytest.raises(InputError, match="nothing was recorded on 'cuda:0'"):
+        _ = rec.peak_bytes
 
 
 def test_results_are_the_same() -> None:

@@ -14,7 +14,7 @@ from tilegrad.ir import Graph, Input, Kind, Node, Phase, Role, TensorType, Value
 from tilegrad.planners import Candidate, Effort, Planning, Problem, TrainingStep, plan_step
 from tilegrad.profile import BlockKind, Profile, check_profile
 from tilegrad.report.html import format_page
-from tilegrad.report.html_data import memory_curve
+from tilegrad.report.html_data import drawn_bytes, drawn_seconds, memory_curve
 from tilegrad.report.plan_html import plan_page, save_plan_html
 from tilegrad.schedule import Move, Run, Schedule, ScheduleStep
 from tilegrad.sim.machine import find_machine
@@ -250,3 +250,11 @@ def test_nothing_is_known(offloaded: Planning) -> None:
     bare = replace(offloaded.plain, memory=None, time=None)
     page = plan_page(replace(offloaded, plain=bare, chosen=bare, candidates=(bare,)))
     assert not page.profiles and len(page.tables[0].rows) == 1
+
+
+@both
+def test_the_charts_say_what_the_figures_say(which: str, request: pytest.FixtureRequest) -> None:
+    planning: Planning = request.getfixturevalue(which)
+    profile = plan_profile(planning.chosen, planning.machine)
+    assert drawn_bytes(profile, "device") == planning.chosen.peak_bytes
+    assert drawn_seconds(profile) == pytest.approx(planning.chosen.time_s)

@@ -1,0 +1,7 @@
+"""`python -m tilegrad`: the command `tilegrad`."""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())

@@ -1,7 +1,0 @@
-"""`python -m tilegrad.cli`."""
-
-import sys
-
-from . import main
-
-sys.exit(main())
