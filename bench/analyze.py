@@ -116,7 +116,7 @@ class Repeated:
 
 
 def measure(path: Path, operators: int, options: list[str], runs: int, bar: tuple[float, int]) -> Row:
-    words = [sys.executable, "-m", "tilegrad.cli", "analyze", str(path), *options]
+    words = [sys.executable, "-m", "tilegrad", "analyze", str(path), *options]
     times, cpus, peaks = list[float](), list[float](), list[int]()
     for _ in range(runs):
         began = time.perf_counter()

@@ -56,8 +56,10 @@ class Memory:
     `reserved` is what the allocator took for it."""
 
     def __init__(self, net: nn.Module, image: Tensor, *, storages: bool = False):
-        self.outside = sum(t.numel() * t.element_size() for t in (*net.parameters(), *net.buffers(), image))
-        self.cuda, self._peak = image.is_cuda, PeakBytes(image.device, storages=storages)
+        device = next(net.parameters()).device  # the image may wait on the host
+        here = [t for t in (*net.parameters(), *net.buffers(), image) if t.device == device]
+        self.outside = sum(t.numel() * t.element_size() for t in here)
+        self.cuda, self._peak = device.type == "cuda", PeakBytes(device, storages=storages)
         self.allocated, self._before = 0, 0
         self.reserved: int | None = None
         net.zero_grad(set_to_none=True)

@@ -3,6 +3,7 @@
 python bench/report.py                                        one line of JSON
 python bench/report.py --operators 20000 --blocks 5000 --keep page.html
 python bench/report.py --picture docs/images/report.png       the report of a plan instead, for the docs
+python bench/report.py --tiles docs/images/tiles.png          the tiles of a network
 """
 
 from __future__ import annotations
@@ -20,13 +21,17 @@ from typing import Any
 
 from playwright.sync_api import sync_playwright
 
+import tilegrad
+from tilegrad.bounds import tile_graph
 from tilegrad.importers import load
 from tilegrad.ir import Phase
+from tilegrad.models import resnet18
 from tilegrad.planners import Effort, Problem, TrainingStep, plan_step
 from tilegrad.profile import Block, BlockKind, Operator, Profile, Span, check_profile
 from tilegrad.report.html import save_page
 from tilegrad.report.page import Drawn, Page
-from tilegrad.report.plan_html import save_plan_html
+from tilegrad.report.plan_html import plan_page
+from tilegrad.report.tiles_html import tiles_page
 from tilegrad.sim.machine import find_machine
 from tilegrad.units import parse_bytes
 
@@ -43,9 +48,13 @@ def main() -> int:
     parser.add_argument("--blocks", type=int, default=15_000)
     parser.add_argument("--keep", metavar="PAGE.html", help="keep the page there")
     parser.add_argument("--picture", metavar="OUT.png", help="draw the report of a plan for a U-Net, and no more")
+    parser.add_argument("--tiles", metavar="OUT.png", help="draw the tiles of a ResNet-18, and no more")
     args = parser.parse_args()
     if args.picture:
         draw_plan(Path(args.picture))
+    if args.tiles:
+        draw_tiles(Path(args.tiles))
+    if args.picture or args.tiles:
         return 0
     with tempfile.TemporaryDirectory() as folder:
         path = Path(args.keep or Path(folder) / "page.html").resolve()
@@ -102,19 +111,28 @@ def large_profile(operators: int, blocks: int) -> Profile:
 
 
 def draw_plan(picture: Path) -> None:
-    """Candidates and charts, light."""
+    """Candidates and charts."""
     steps = TrainingStep(load(DUMP), find_machine("v100"), Effort(nodes=0))
-    planning = plan_step(Problem(parse_bytes("4GB"), steps))
+    draw(plan_page(plan_step(Problem(parse_bytes("4GB"), steps))), "timeline", picture)
+
+
+def draw_tiles(picture: Path) -> None:
+    graph = tilegrad.capture(resnet18().eval(), (1, 3, 1024, 1024))
+    draw(tiles_page(tile_graph(graph, "stream", {"h": 4, "w": 4})), "tiles", picture)
+
+
+def draw(page: Page, last: str, picture: Path) -> None:
+    """A page up to the end of this section, light."""
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as play:
-        path = Path(folder) / "plan.html"
-        save_plan_html(planning, path)
+        path = Path(folder) / "page.html"
+        save_page(page, path)
         browser = play.chromium.launch(executable_path=shutil.which("chromium"), args=ARGUMENTS)
-        page = browser.new_page(viewport={"width": 1400, "height": 1000}, color_scheme="light")
-        page.goto(path.as_uri())
-        page.evaluate(NEXT_FRAME)
-        page.set_viewport_size({"width": 1400, "height": page.evaluate(CHARTS_END)})
-        page.evaluate(NEXT_FRAME)
-        page.screenshot(path=picture)
+        tab = browser.new_page(viewport={"width": 1400, "height": 1000}, color_scheme="light")
+        tab.goto(path.as_uri())
+        tab.evaluate(NEXT_FRAME)
+        tab.set_viewport_size({"width": 1400, "height": tab.evaluate(END_OF, last)})
+        tab.evaluate(NEXT_FRAME)
+        tab.screenshot(path=picture)
         browser.close()
 
 
@@ -141,7 +159,7 @@ def summary(times: Sequence[float]) -> dict[str, float]:
     return {"median": round(median(times), 1), "most": round(max(times), 1)}
 
 
-CHARTS_END = "() => Math.ceil(document.getElementById('timeline').getBoundingClientRect().bottom) + 24"
+END_OF = "(id) => Math.ceil(document.getElementById(id).getBoundingClientRect().bottom) + 24"
 
 NEXT_FRAME = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 

@@ -17,7 +17,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from torch import nn
 import tilegrad
 from tilegrad import models
 from tilegrad.images.opened import Opened
+from tilegrad.images.tiff import TiffReader
 from tilegrad.units import format_bytes
 
 TILE = 512
@@ -40,12 +41,13 @@ def draw_slide(path: Path, size: int) -> None:
     def tiles() -> Iterator[np.ndarray[Any, Any]]:
         for top in range(0, size, TILE):
             for left in range(0, size, TILE):
-                rows, columns = np.mgrid[top : top + TILE, left : left + TILE].astype(np.float32)
-                waves = [np.sin(rows / p) * np.cos(columns / (p + 2)) for p in (3, 19, 131)]
+                rows, columns = (np.arange(start, start + TILE, dtype=np.float32) for start in (top, left))
+                waves = [np.outer(np.sin(rows / p), np.cos(columns / (p + 2))) for p in (3, 19, 131)]
                 colours = np.stack([180 + 60 * waves[0] * waves[2], 130 + 90 * waves[1], 170 + 70 * waves[2]], -1)
                 yield colours.clip(0, 255).astype(np.uint8)
 
     about: dict[str, Any] = {"photometric": "rgb", "tile": (TILE, TILE), "compression": "zlib", "bigtiff": True}
+    about["maxworkers"] = os.cpu_count()
     tifffile.imwrite(path, tiles(), shape=(size, size, 3), dtype=np.uint8, **about)
 
 
@@ -59,25 +61,28 @@ class Watch:
         self._lock = threading.Lock()
 
     def __enter__(self) -> Watch:
-        self._read = Opened.read
-        watch, read = self, Opened.read
-
-        def timed(opened: Opened, box: Any) -> Any:
-            begin = time.thread_time()
-            found = read(opened, box)
-            with watch._lock:
-                watch.read_s += time.thread_time() - begin
-            return found
-
-        setattr(Opened, "read", timed)  # noqa: B010 - mypy would not have it
+        self._read, self._decode = Opened.read, TiffReader._decode
+        setattr(Opened, "read", self._timed(self._read))  # noqa: B010 - mypy would not have it
+        setattr(TiffReader, "_decode", self._timed(self._decode))  # noqa: B010 - by threads of its own
         self._thread = threading.Thread(target=self._look)
         self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         setattr(Opened, "read", self._read)  # noqa: B010
+        setattr(TiffReader, "_decode", self._decode)  # noqa: B010
         self._end.set()
         self._thread.join()
+
+    def _timed(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any) -> Any:
+            begin = time.thread_time()
+            found = work(*args)
+            with self._lock:
+                self.read_s += time.thread_time() - begin
+            return found
+
+        return timed
 
     def _look(self) -> None:
         while not self._end.wait(0.02):

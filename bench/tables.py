@@ -1,9 +1,10 @@
 """Tables of the documentation, made from the figures in bench/results.
 
-    python bench/tables.py              writes them into README.md and docs/benchmarks.md
+    python bench/tables.py              writes them into README.md and the pages below docs
 
 A table stands between `<!-- table NAME -->` and `<!-- end -->`; NAME is a file in bench/results and ends with the
-name of the bench. Where there is no such file there is no table.
+name of the bench, or it is the name of the bench alone, and all files of it are one table. What `bench/compare.py`
+wrote has names of its own; `comparison` is a short table of `h200_speed`. Where there is no file there is no table.
 """
 
 from __future__ import annotations
@@ -16,8 +17,12 @@ from typing import Any
 
 from measure import RESULTS
 
-PAGES = tuple(Path(__file__).parents[1] / name for name in ("README.md", "docs/benchmarks.md"))
+ROOT = Path(__file__).parents[1]
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 MARKED = re.compile(r"(<!-- table (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+NAMES = {"vgg16": "VGG-16", "unet": "U-Net", "resnet50_frozen": "ResNet-50, norms frozen",
+         "resnet50_train": "ResNet-50, norms in training", "convnext": "ConvNeXt-T",
+         "convnext_depth": "ConvNeXt-T, stochastic depth"}  # fmt: skip
 Rows = list[dict[str, Any]]
 
 
@@ -27,16 +32,29 @@ def main() -> None:
 
 
 def with_tables(text: str, results: Path = RESULTS) -> str:
-    return MARKED.sub(lambda found: found[1] + table(results / f"{found[2]}.json") + found[4], text)
+    return MARKED.sub(lambda found: found[1] + _named(found[2], results) + found[4], text)
 
 
-def table(path: Path) -> str:
-    if not path.exists():
+def _named(name: str, results: Path) -> str:
+    if name == "comparison":
+        return comparison(results / "h200_speed.json")
+    one = results / f"{name}.json"
+    return table(*([one] if one.exists() else sorted(results.glob(f"*_{name}.json"))))
+
+
+def table(*paths: Path) -> str:
+    """Of all these files, which are of one bench."""
+    if not paths:
         return ""
-    figures = json.loads(path.read_text())
-    lines = "\n".join(_line(cells) for cells in TABLES[path.stem.rpartition("_")[2]](figures["rows"]))
-    about = f"`{figures['command']}`: {figures['device']}, torch {figures['torch']}."
-    return f"\n{lines}\n\n{about}\n\n"
+    found = [json.loads(path.read_text()) for path in paths]
+    if "arguments" in found[0]:
+        return "\n" + "\n".join(map(_line, compared(found[0]["rows"]))) + "\n\n"
+    rows = [row for figures in found for row in figures["rows"]]
+    lines = "\n".join(_line(cells) for cells in TABLES[paths[0].stem.rpartition("_")[2]](rows))
+    commands = [each["command"] if len(found) == 1 else each["command"].partition(" --")[0] for each in found]
+    told = [f"`{said}` ({each['device']}, torch {each['torch']})" for said, each in zip(commands, found, strict=True)]
+    about = "; ".join(dict.fromkeys(told))
+    return f"\n{lines}\n\n{about}.\n\n"
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -92,12 +110,69 @@ def dial(rows: Rows) -> Iterator[Sequence[str]]:
 
 
 def largest(rows: Rows) -> Iterator[Sequence[str]]:
-    ways = list(dict.fromkeys(row["way"] for row in rows))
-    yield from _head("network", "memory", *ways)
+    """What was measured stands before what was predicted."""
+    ways, mixed = list(dict.fromkeys(row["way"] for row in rows)), len({row["measured"] for row in rows}) > 1
+    yield from _head("network", "memory of the card", *ways)
     for net, memory in dict.fromkeys((row["net"], row["memory"]) for row in rows):
-        cells = {row["way"]: row for row in rows if (row["net"], row["memory"]) == (net, memory)}
-        sides = [f"{cells[way]['side']}²{' or more' if cells[way]['bound'] else ''}" for way in ways]
-        yield [net, f"{memory:g} GiB", *sides]
+        here = [row for row in rows if (row["net"], row["memory"]) == (net, memory)]
+        cells = {row["way"]: row for row in sorted(here, key=lambda row: row["measured"])}
+        sides = [_side(cells[way], mixed) if way in cells else "–" for way in ways]
+        yield [NAMES.get(net) or net, f"{memory:g} GiB", *sides]
+
+
+def _side(row: dict[str, Any], mixed: bool) -> str:
+    more, how = " or more" if row["bound"] else "", " (predicted)" if mixed and not row["measured"] else ""
+    return f"{row['side']:,}²{more}{how}"
+
+
+def memory(rows: Rows) -> Iterator[Sequence[str]]:
+    yield from _head(
+        "network (batch 1, float32)", "input", "asked for", "plain peak", "predicted", "measured",
+        "time, times plain's", "gradients differ by",
+    )  # fmt: skip
+    for row in rows:
+        sizes = [f"{row[key] / 2**20:.1f} MiB" for key in ("plain_bytes", "predicted_bytes", "measured_bytes")]
+        yield [row["words"], row["input"], row["options"], *sizes, _ratio(row["ratio"]), f"{row['error']:.0e}"]
+
+
+def compared(rows: Rows) -> Iterator[Sequence[str]]:
+    """What `bench/compare.py` writes; ratios are to the first way, if there are several."""
+    ratios = len(rows) > 1
+    more = ["ratio"] if ratios else []
+    yield from _head("way", "training step", *more, "inference", *more, "peak", *more)
+    for row in rows:
+        cells = [row["way"]]
+        figures = (f"{row['train_s']:.3f} s", f"{row['infer_s']:.3f} s", _size(row["peak_bytes"]))
+        for key, figure in zip(("train", "infer", "peak"), figures, strict=True):
+            cells += [figure, _ratio(row[f"{key}_ratio"])] if ratios else [figure]
+        yield cells
+
+
+def comparison(path: Path) -> str:
+    """Seconds and GiB of a step: plain, and in the least memory that was measured."""
+    rows = json.loads(path.read_text())["rows"] if path.exists() else []
+    least = {(row["net"], row["size"]): row for row in sorted(rows, key=lambda row: -row["share"])}
+    lines = list(_head("a training step on one H200", "plain PyTorch", "tilegrad"))
+    for (net, size), row in sorted(least.items(), key=lambda found: found[1]["ratio"]):
+        ours = _step(row["ratio"] * row["plain_s"], row["peak"] * row["plain_bytes"])
+        lines.append([f"{NAMES.get(net) or net}, {size:,}²", _step(row["plain_s"], row["plain_bytes"]), ours])
+    return "\n" + "\n".join(map(_line, lines)) + "\n\n" if rows else ""
+
+
+def _step(seconds: float, peak: float) -> str:
+    return f"{seconds:.2g} s, {_size(peak)}"
+
+
+def _size(count: float) -> str:
+    return f"{count / 2**30:.3g} GiB" if count >= 2**30 else f"{count / 2**20:.3g} MiB"
+
+
+def speed(rows: Rows) -> Iterator[Sequence[str]]:
+    heads = ("network", "budget, of plain's", "time, times plain's", "allocated, of plain's", "held, of the budget")
+    yield from _head(*heads, "plan")
+    for row in rows:
+        figures = _percent(row["share"]), _ratio(row["ratio"]), f"{row['peak']:.1%}", _percent(row["reserved"])
+        yield [f"{row['net']}, {row['size']}²", *figures, row["plan"]]
 
 
 def peers(rows: Rows) -> Iterator[Sequence[str]]:
@@ -107,7 +182,8 @@ def peers(rows: Rows) -> Iterator[Sequence[str]]:
 
 
 TABLES: dict[str, Callable[[Rows], Iterator[Sequence[str]]]] = {
-    "regret": regret, "methods": methods, "dial": dial, "largest": largest, "peers": peers,
+    "regret": regret, "methods": methods, "dial": dial, "largest": largest, "peers": peers, "speed": speed,
+    "memory": memory,
 }  # fmt: skip
 
 if __name__ == "__main__":

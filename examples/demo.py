@@ -38,7 +38,7 @@ from tilegrad.report.tiles import largest_working_set, work
 from tilegrad.units import format_bytes, format_seconds
 
 SCALE = 1 / 255
-COMMAND = [sys.executable, "-m", "tilegrad.cli"]
+COMMAND = [sys.executable, "-m", "tilegrad"]
 PAGE = (
     "<!doctype html><meta charset=utf-8><title>tilegrad demo</title><style>body{{font:16px sans-serif;max-width:60em;\
 margin:2em auto}}img{{max-width:48%;margin:.5%}}pre{{background:#f4f4f4;padding:1em;overflow:auto}}</style>{}"

@@ -38,7 +38,7 @@ def main() -> None:
     rows = 2 if ranks % 2 == 0 and ranks > 2 else ranks
     mesh = init_device_mesh(args.device, (rows, ranks // rows), mesh_dim_names=("h", "w"))
     net, size = make_net(args.net, args.device)
-    tiled = tilegrad.tile(net, mesh=mesh, timeout=args.timeout, budget=args.budget)
+    tiled = tilegrad.distribute(net, mesh, timeout=args.timeout, budget=args.budget)
     torch.manual_seed(1)  # every rank cuts its box from the same image; a memory-mapped file would do as well
     image = torch.randn(4, 1 if args.net == "local" else 3, size, size)
     labels = torch.randint(0, 5, (4,)).to(args.device)

@@ -10,6 +10,7 @@ from hypothesis import settings
 
 torch.set_num_threads(1)
 os.environ["TILEGRAD_CACHE"] = "off"  # nobody's measurements and plans are read or written
+os.environ.pop("COLUMNS", None)  # of whoever runs the tests: tables would be as wide
 settings.register_profile("tilegrad", deadline=None, print_blob=True)
 settings.load_profile("tilegrad")
 

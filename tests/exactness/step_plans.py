@@ -51,11 +51,11 @@ def both(choose: Choose) -> tuple[Choose, Choose]:
 
 
 class Planned(Runner):
-    """A runner of a schedule that was made by hand. `plan`: the plan whose bytes it needs."""
+    """A runner of a schedule that was made by hand. `chosen`: the plan whose bytes it needs."""
 
     def __init__(self, captured: Captured, schedule: Schedule, plan: Schedule | None = None):
         check_schedule(schedule)
-        self.captured, self.planning, self.schedule, self.plan = captured, None, schedule, plan
+        self.captured, self.planning, self.schedule, self.chosen = captured, None, schedule, plan
         self.engine, self.device = Executor(schedule), torch.device("cpu")
         self.recorded = self.reserved = None
 
@@ -208,8 +208,8 @@ def peaks(runner: Planned, graph: Graph, module: nn.Module, inputs: Sequence[Any
         for x, need in zip(pytree.tree_leaves(list(inputs)), graded, strict=True)
     ]
     predictions = [predict(runner.schedule, runner.captured.graded(flat)).total_bytes]
-    if runner.plan is not None:
-        predictions.append(measure_memory(runner.plan).peak_bytes)
+    if runner.chosen is not None:
+        predictions.append(measure_memory(runner.chosen).peak_bytes)
     with PeakBytes() as peak:
         outputs = pytree.tree_leaves(run_on(runner, module, flat))
         # what the graph makes: not what was handed in and out again, and each but once

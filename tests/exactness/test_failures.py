@@ -290,6 +290,15 @@ def test_options_that_make_no_sense(options: dict[str, Any], message: str) -> No
         tilegrad.tile(make_net(), **options)(image())
 
 
+def test_a_batch_has_one_name() -> None:
+    """That of meshes: "n" is an abbreviation."""
+    net, x = make_net(), image().repeat(4, 1, 1, 1)
+    for options in ({"axes": "batch", "tile": 2}, {"axes": ["n"], "tile": 2}, {"tile": {"batch": 2}}):
+        tiled = tilegrad.tile(net, **options)  # type: ignore[arg-type]
+        torch.testing.assert_close(tiled(x), net(x))
+        assert tiled.options.axes == ("n",) or tiled.options.tile == (("n", 2),)
+
+
 def test_tiled_twice() -> None:
     with pytest.raises(InputError, match="tiled already"):
         tilegrad.tile(tilegrad.tile(make_net(), tile=4), tile=4)

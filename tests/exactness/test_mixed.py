@@ -146,7 +146,7 @@ def test_the_planner_mixes_where_it_pays() -> None:
     tiled = tilegrad.tile(net, budget=budget, planner="mixed")
     plan = tiled.plan_for(x)
     assert plan.schedule.predicted["total_bytes"] <= budget
-    assert re.search(r"mixed, 1 phases, then \d+ nodes whole\n", str(plan)), str(plan)
+    assert re.search(r"mixed, 1 phase, then \d+ nodes whole\n", str(plan)), str(plan)
     out = tiled(x)
     out.backward(torch.ones_like(out))
     got = [p.grad.clone() for p in net.parameters() if p.grad is not None]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import tilegrad
+from deep_networks import each
 from tilegrad.models import NETWORKS, example_shape
 from tilegrad.profile import BlockKind, Profile, check_profile
 from tilegrad.recording.record import Recorder, record
@@ -68,7 +69,7 @@ def _check(net: nn.Module, step: Callable[[], Tensor]) -> Recorder:
     return rec
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", each(NETWORKS))
 def test_plain(name: str) -> None:
     net, x = _network(name)
     step = _step(net, net, x)
@@ -86,7 +87,7 @@ def test_plain(name: str) -> None:
     assert all(op.flops for op in profile.operators if "convolution" in op.type)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", each(NETWORKS))
 def test_tiled(name: str) -> None:
     net, x = _network(name)
     if name in {"mobilenet_v2", "resnet34", "resnet50", "densenet121", "efficientnet_b0"}:

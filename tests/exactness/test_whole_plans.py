@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from step_plans import Graphs, Stepped, at_random, both, fixed, graph_for, plans
 
 import tilegrad
+from deep_networks import each
 from drawn_networks import RandomNetwork, networks
 from reference_graphs import SMALL
 from tilegrad.errors import CaptureError
@@ -25,7 +26,7 @@ from tilegrad.testing.exact import assert_same
 DUMP = Path(__file__).parents[1] / "data" / "unet_chainer.txt"
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", each(NETWORKS))
 def test_reference_networks(name: str) -> None:
     """Dropout draws by its place, so one plan is the measure of the others; where there is none, plain is."""
     torch.manual_seed(0)

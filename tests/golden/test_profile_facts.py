@@ -81,8 +81,8 @@ def top_row(row: Found) -> Found:
 def type_row(group: Found) -> Found:
     return {
         "count": group["count"], "device_us": us(group["total_s"]), "kernel_us": us(group["kernel_s"]),
-        "kernel_share": round(group["share"], 6), "flop": group["flops"], "bytes": group["bytes"],
-        "gflops": round(group["flops_per_s"] / 1e9, 3), "gbps": round(group["bytes_per_s"] / 1e9, 3),
+        "kernel_share": round(group["share"], 6), "flop": group["flops"] or 0, "bytes": group["bytes"],
+        "gflops": round((group["flops_per_s"] or 0) / 1e9, 3), "gbps": round(group["bytes_per_s"] / 1e9, 3),
     }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The drawing of source 004: its repaired graph, what we build at one worker, and what we read from the scan itself."""
+"""A scanned drawing of a training step: its repaired graph, the same at one worker, and the scan as it is read."""
 
 from __future__ import annotations
 

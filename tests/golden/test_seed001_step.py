@@ -1,7 +1,7 @@
-"""The training step of source 001, tile by tile: its printed gradients, and "0 / 256 differ" from plain.
+"""A training step that another program printed, tile by tile: its gradients, and "0 / 256 differ" from plain.
 
 conv(w1, padding 1) -> max pool 2 -> conv(w2, padding 1) -> max pool 2, loss = sum, tiles of 4x4 of the 16x16 input.
-The source prints four digits, and the kernels were recovered from what it prints: half a unit of the last digit, and
+It prints four digits, and the kernels were recovered from what it prints: half a unit of the last digit, and
 the kernels' own error, which grows with the number of taps that meet (6e-5 at the input, 8e-5 at most).
 """
 

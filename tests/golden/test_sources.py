@@ -1,6 +1,6 @@
-"""The tile tables of sources 000 and 001: read again from the text, and made again by gather mode, every number.
+"""Tile tables that another program printed, for images of 64x64 and 16x16: made again by gather mode, every number.
 
-A tile is [row, column]; boxes are written x first, with inclusive ends; `golden/README.md` explains the rest.
+A tile is [row, column]; boxes are written x first, with inclusive ends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tilegrad.importers import capture
 from tilegrad.region import Interval, Window
 
 DATA = Path(__file__).parents[1] / "data"
-SOURCES = {"seed000": "000_332e995413a4bbe0.txt", "seed001": "001_45d0f2a7989644f5.txt"}
+SOURCES = {"seed000": "tiles_printed_64.txt", "seed001": "tiles_printed_16.txt"}
 TILES = [(row, column) for row in range(4) for column in range(4)]
 CONV = "conv2d"
 Sides = dict[str, Interval]  # by axis, x and y
@@ -196,7 +196,7 @@ def test_forward_tables(name: str, tile: tuple[int, int]) -> None:
 @both_sources
 def test_backward_tables(name: str, tile: tuple[int, int]) -> None:
     net, wanted = chain(name), golden_tile(name, tile)["backward"]
-    if "boundary" in wanted:  # source 000 does not print it
+    if "boundary" in wanted:  # the program prints it for one of the two
         own = {a: net.span("share", 0, *at) for a, at in axes(tile).items()}
         assert geometry(wanted["boundary"]) == net.entry(-1, own, own, own, 0)
     for k in range(len(net.kinds)):

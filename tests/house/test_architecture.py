@@ -25,7 +25,9 @@ GROUND = {
     "progress",
     "recipe",
     "torch_private",
+    "extras",
     "__init__",
+    "__main__",
     "__version__",
 }  # anybody may import these
 OPENED = "modules"  # drawn file by file

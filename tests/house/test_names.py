@@ -28,6 +28,13 @@ def test_a_class_name_once() -> None:
     assert [name for name, count in names.items() if count > 1] == []
 
 
+def test_a_module_of_tests_and_benches_has_a_name_of_its_own() -> None:
+    """All of them are imported by name into one process."""
+    root = SOURCE.parents[1]
+    names = Counter(path.stem for folder in ("tests", "bench", "examples") for path in (root / folder).rglob("*.py"))
+    assert [name for name, count in names.items() if count > 1 and name != "conftest"] == []
+
+
 def test_one_file_touches_what_is_private_of_torch() -> None:
     found = {
         f"{path.relative_to(SOURCE)}:{number}: {match.group()}"

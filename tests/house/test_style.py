@@ -27,6 +27,7 @@ PUBLIC = {
         "TiledModule",
         "Verification",
         "capture",
+        "distribute",
         "load",
         "load_profile",
         "load_rects",

@@ -214,7 +214,7 @@ def test_what_is_not_possible() -> None:
 def test_a_library_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = FORMATS["tiff in tiles"](tmp_path, picture())
     monkeypatch.setitem(sys.modules, "tifffile", None)
-    with pytest.raises(InputError, match="pip install tifffile"):
+    with pytest.raises(InputError, match=r"pip install 'tilegrad\[images\]'"):
         tilegrad.open(path)
 
 

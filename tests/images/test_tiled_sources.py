@@ -26,7 +26,7 @@ PLANS: list[dict[str, Any]] = [
     {"budget": "2MiB"},
     {"budget": "64MiB"},
     {"budget": "8MiB", "planner": "recompute"},
-    {"tile": 32, "planner": "keep"},
+    {"planner": "keep"},
     {"mode": "none"},
     {"tile": 32, "compile": {"backend": "aot_eager"}},
 ]
@@ -198,6 +198,14 @@ def test_a_model_that_writes_to_its_input() -> None:
 
     with pytest.raises(RunError, match=r"writes to its input"):
         tilegrad.tile(Writes(), tile=32)(tilegrad.open(torch.zeros(1, 3, 64, 64)))
+
+
+@pytest.mark.parametrize(
+    "colour", [{"scale": 0}, {"scale": float("nan")}, {"std": (1, 0, 1)}, {"mean": float("inf")}], ids=str
+)
+def test_colours_that_leave_nothing(colour: Any) -> None:
+    with pytest.raises(InputError, match="makes nothing of an image"):
+        tilegrad.open(picture(), **{"scale": 1, **colour})
 
 
 @pytest.mark.parametrize("channels", [1, 4])

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,14 @@ def in_step(net: nn.Module, at: int, do: Callable[[], None]) -> None:
             do()
 
     next(net.parameters()).register_hook(called)
+
+
+@pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    """Programs that a shell starts in the background ignore Ctrl-C, and so would these tests."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture
@@ -98,7 +106,7 @@ def test_an_epoch_at_a_time(folder: Path, whole: list[float]) -> None:
     assert all(torch.equal(one["model"][key], two["model"][key]) for key in two["model"])
 
 
-COMMAND = [sys.executable, "-m", "tilegrad.cli", "train"]
+COMMAND = [sys.executable, "-m", "tilegrad", "train"]
 NET = """
 import sys
 sys.path.insert(0, {tests!r})
