@@ -11,10 +11,10 @@ examples/slides.py.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -27,10 +27,24 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from slides import CLASSES, Slide
 
 import tilegrad
+from measure import write
 from tilegrad.testing import PeakBytes
 from tilegrad.units import format_bytes
 
 PATCH = 96
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one way learned. `right`: of new slides. `peak_bytes`: of a step's tensors, by their storages."""
+
+    way: str
+    size: int
+    updates: int
+    seconds: float
+    peak_bytes: int
+    new_slides: int
+    right: float
 
 
 def make_net(width: int = 8) -> nn.Module:
@@ -103,7 +117,7 @@ def accuracy(run: nn.Module, slides: Slides, *, patches: bool) -> float:
     return right / len(slides.slides)
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Whole slides against patches.")
     parser.add_argument("--size", type=int, default=1024)
     parser.add_argument("--budget", default="80MiB")
@@ -114,31 +128,28 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--verbose", action="store_true")
-    parser.add_argument("--json", metavar="PATH")
-    args = parser.parse_args()
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args(words)
     learn, test = Slides(args.size, args.slides, 0), Slides(args.size, args.test, 100_000)
-    found: dict[str, object] = vars(args) | {}
+    rows = []
     for way in ("whole", "patches"):
         torch.manual_seed(args.seed)
         net = make_net()
-        run = tilegrad.tile(net, budget=args.budget) if way == "whole" else net
-        if way == "whole":
-            images, labels = learn.whole(range(args.batch))
-            with PeakBytes() as plain:
-                torch.autograd.backward(F.cross_entropy(net(images), labels))
-            with PeakBytes() as tiled:
-                torch.autograd.backward(F.cross_entropy(run(images), labels))
-            print(f"a step: {format_bytes(plain.bytes)} plain, {format_bytes(tiled.bytes)} in {args.budget}")
+        run, take = (tilegrad.tile(net, budget=args.budget), learn.whole) if way == "whole" else (net, learn.patches)
+        images, labels = take(range(args.batch))
+        with PeakBytes() as peak:
+            torch.autograd.backward(F.cross_entropy(run(images), labels))
         began = time.perf_counter()
-        train(run, learn.whole if way == "whole" else learn.patches, args.slides, args)
+        train(run, take, args.slides, args)
         seconds = time.perf_counter() - began
-        found[way] = accuracy(run, test, patches=way == "patches")
+        right = accuracy(run, test, patches=way == "patches")
+        rows.append(Row(way, args.size, args.updates, seconds, peak.bytes, args.test, right))
         print(
-            f"{way:<8} {args.updates} updates, {seconds:.0f} s: {found[way]:.0%} of {args.test} new slides are right",
+            f"{way:<8} {args.updates} updates of {format_bytes(peak.bytes)}, {seconds:.0f} s: {right:.0%} "
+            f"of {args.test} new slides are right",
             flush=True,
         )
-    if args.json:
-        Path(args.json).write_text(json.dumps(found, indent=1) + "\n")
+    write(args.json, rows, "cpu")
 
 
 if __name__ == "__main__":

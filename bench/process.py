@@ -2,12 +2,12 @@
 
     python bench/process.py                                         all networks, with glibc as it is
     python bench/process.py --malloc ,exact,keep,reuse --nets readme    the settings of TILEGRAD_MALLOC
-    python bench/process.py --preload /usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4
-    python bench/process.py --plain --layout channels_last
+    python bench/process.py --ways plain,tiled --preload ,/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4
+    python bench/process.py --ways plain --layout channels_last --json results.json
 
-Each line is a process of its own (Linux). Growth: the largest resident size in any of the steps, beyond that before the
-first, plus the parameters, buffers and inputs that were there by then. What libraries load and planning takes is not
-in it. Faults and seconds: of the last step.
+Each line is a process of its own (Linux). What TILEGRAD_MALLOC says is for tiles and glibc alone. Growth: the largest
+resident size in any of the steps, beyond that before the first, plus the parameters, buffers and inputs that were there
+by then. What libraries load and planning takes is not in it. Faults and seconds: of the last step.
 """
 
 from __future__ import annotations
@@ -22,17 +22,38 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import tilegrad
+from measure import write
 from tilegrad import models
 from tilegrad.execution.heap import NO_FENCES
 
 Case = tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, ...]], dict[str, Any]]
 MIB = 2**20
+KEYS = ("nets", "preload", "ways", "malloc")
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one process gave. Predicted: of tensors, and of the process where TILEGRAD_MALLOC has a say."""
+
+    net: str
+    way: str
+    allocator: str
+    malloc: str
+    growth_bytes: int
+    faults: int
+    cpu_s: float
+    budget: str | None
+    predicted_bytes: int | None
+    predicted_process_bytes: int | None
 
 
 def averaged(net: nn.Module, channels: int) -> nn.Module:
@@ -60,28 +81,32 @@ NETS: dict[str, Case] = {
 }
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nets", default="readme,resnet34,vgg16,unet", help=f"of {', '.join(NETS)}")
     parser.add_argument("--malloc", default="", help="values of TILEGRAD_MALLOC (default: unset)")
     parser.add_argument("--preload", default="", help="libraries to load first, such as libtcmalloc_minimal.so.4")
-    parser.add_argument("--plain", action="store_true", help="plain PyTorch, without tiles")
+    parser.add_argument("--ways", default="tiled", help="of plain, tiled")
     parser.add_argument("--budget", help="instead of the network's own")
     parser.add_argument("--layout", default="contiguous_format", choices=("contiguous_format", "channels_last"))
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", type=Path)
     parser.add_argument("--here", action="store_true", help="measure in this process, and print JSON")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     if args.here:
         print(json.dumps(measure(args)))
         return
-    for name in args.nets.split(","):
-        for library in args.preload.split(","):
-            for malloc in args.malloc.split(","):
-                words = [f"--{key}={getattr(args, key)}" for key in ("layout", "steps", "threads")]
-                words += [f"--budget={args.budget}"] if args.budget else []
-                words += ["--plain"] if args.plain else []
-                print_row(name, library, malloc, args.plain, spawn([f"--nets={name}", *words], library, malloc))
+    rows = []
+    for name, library, way, malloc in product(*(getattr(args, key).split(",") for key in KEYS)):
+        if malloc and (library or way == "plain"):
+            continue
+        words = [f"--{key}={getattr(args, key)}" for key in ("layout", "steps", "threads")]
+        words += [f"--budget={args.budget}"] if args.budget else []
+        found = spawn([f"--nets={name}", f"--ways={way}", *words], library, malloc)
+        rows.append(Row(name, way, os.path.basename(library) or "glibc", malloc, **found))
+        print_row(rows[-1])
+    write(args.json, rows, "cpu")
 
 
 def spawn(words: Sequence[str], library: str, malloc: str) -> dict[str, Any]:
@@ -106,7 +131,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     inputs = [t.to(memory_format=layout) if t.dim() == 4 else t for t in make_inputs()]
     outside = sum(t.nbytes for t in (*inputs, *net.parameters(), *net.buffers()))
     run, predicted = net, {}
-    if not args.plain:
+    if args.ways == "tiled":
         run = tilegrad.tile(net, **({"budget": args.budget} if args.budget else options))
         predicted = run.plan_for(*inputs).schedule.predicted
     gc.collect()
@@ -123,8 +148,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
         seconds = time.process_time() - seconds
     growth = resident("VmHWM") - before + outside
-    budget = args.budget or options.get("budget", "")
-    return {"growth": growth, "faults": faults, "cpu_s": seconds, "budget": budget, "predicted": predicted}
+    budget = (args.budget or options.get("budget")) if args.ways == "tiled" else None
+    tensors, process = (predicted.get(key) for key in ("total_bytes", "process_bytes"))
+    figures = {"growth_bytes": growth, "faults": faults, "cpu_s": seconds, "budget": budget}
+    return figures | {"predicted_bytes": tensors, "predicted_process_bytes": process}
 
 
 def warm_up() -> None:
@@ -139,14 +166,12 @@ def resident(name: str) -> int:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith(f"{name}:"))
 
 
-def print_row(name: str, library: str, malloc: str, plain: bool, found: dict[str, Any]) -> None:
-    tensors, process = (found["predicted"].get(key, 0) / MIB for key in ("total_bytes", "process_bytes"))
-    said = "" if plain else f", predicted {tensors:.0f} tensors{f' {process:.0f} process' if process else ''}"
-    budget = f" of {found['budget']}" if found["budget"] and not plain else ""
+def print_row(row: Row) -> None:
+    said = "" if row.predicted_bytes is None else f", predicted {row.predicted_bytes / MIB:.0f} tensors"
+    said += f" {row.predicted_process_bytes / MIB:.0f} process" if row.predicted_process_bytes else ""
     print(
-        f"{name:9} {'plain' if plain else 'tiled'} {os.path.basename(library) or 'glibc':24} {malloc or '-':6} "
-        f"growth {found['growth'] / MIB:5.0f} MiB{budget}{said}; "
-        f"{found['faults']:8d} faults, {found['cpu_s']:6.2f} s CPU",
+        f"{row.net:9} {row.way} {row.allocator:24} {row.malloc or '-':6} growth {row.growth_bytes / MIB:5.0f} MiB"
+        f"{f' of {row.budget}' if row.budget else ''}{said}; {row.faults:8d} faults, {row.cpu_s:6.2f} s CPU",
         flush=True,
     )
 

@@ -13,6 +13,7 @@ rank: of functions in Python, and of functions in C (every operator of torch is 
 from __future__ import annotations
 
 import argparse
+import copy
 import cProfile
 import os
 import pstats
@@ -112,13 +113,14 @@ def live(rank: int, world: int, args: argparse.Namespace) -> None:
 
 def measure(name: str, size: int, mesh: DeviceMesh, args: argparse.Namespace) -> Row:
     net, image = prepared(name, size, "cpu", WIDTH.get(name, 1.0))
+    apart = copy.deepcopy(net)  # one rank trains it alone: norms remember what they have seen
     tiled = tilegrad.tile(net, mesh=mesh, exchange=args.exchange)
     mine = part(image, mesh)
     first = dist.get_rank() == 0
 
     def alone() -> None:
         if first:
-            step(net, image)
+            step(apart, image)
 
     def together() -> None:
         step(tiled, mine)  # type: ignore[arg-type]

@@ -51,6 +51,7 @@ class Row:
 
     net: str
     kind: str
+    of: int  # the image of the largest mesh
     size: int
     ranks: int
     link: str
@@ -78,28 +79,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for size in map(int, args.sizes.split(",")):
             rows += scale(name, size, args.links.split(","), "strong")
             rows += scale(name, size, args.links.split(","), "weak")
-    print_table(rows)
     write(args.json, rows, "cpu")
-
-
-def print_table(rows: Sequence[Row]) -> None:
-    """As in the docs: a step and its efficiency by the number of ranks; of the largest mesh memory and traffic."""
-    print("\n| predicted | link |" + "".join(f" {n} |" for n in COUNTS) + f" memory on {COUNTS[-1]} | sent |")
-    print("|---" * (len(COUNTS) + 4) + "|")
-    groups: dict[tuple[str, str, int, str], dict[int, Row]] = {}
-    for each in rows:
-        whole = each.size if each.kind == "strong" else each.size * isqrt(COUNTS[-1]) // isqrt(each.ranks)
-        groups.setdefault((each.net, each.kind, whole, each.link), {})[each.ranks] = each
-    for (net, kind, size, link), found in groups.items():
-        cells = [
-            f"{found[n].step_s:.3f} s, {found[n].efficiency:.0%}" + (f", {found[n].tiles} tiles" * (found[n].tiles > 1))
-            if n in found
-            else "does not fit"
-            for n in COUNTS
-        ]
-        most = found.get(COUNTS[-1])
-        cells += [f"{most.peak_bytes / 2**30:.0f} GiB", f"{most.sent_bytes / 2**20:.0f} MiB"] if most else ["", ""]
-        print(f"| {net.removesuffix('_train')}, {kind}, {size:,}² | {link} | " + " | ".join(cells) + " |")
 
 
 def scale(name: str, size: int, links: Sequence[str], kind: str) -> list[Row]:
@@ -118,7 +98,7 @@ def scale(name: str, size: int, links: Sequence[str], kind: str) -> list[Row]:
                 continue
             first = first or (count, forecast.step_s)
             ideal = first[1] * first[0] / count if kind == "strong" else first[1]
-            rows.append(row(name, kind, side, forecast, ideal / forecast.step_s))
+            rows.append(row(name, kind, size, side, forecast, ideal / forecast.step_s))
             show(rows[-1])
     return rows
 
@@ -142,8 +122,8 @@ def paper(graph: Graph, shape: tuple[int, ...], machine: Machine) -> OnPaper | N
         return None
 
 
-def row(name: str, kind: str, size: int, f: Forecast, efficiency: float) -> Row:
-    return Row(name, kind, size, f.ranks, f.link, f.step_s, efficiency, f.peak_bytes, f.sent_bytes, f.tiles)
+def row(name: str, kind: str, of: int, size: int, f: Forecast, efficiency: float) -> Row:
+    return Row(name, kind, of, size, f.ranks, f.link, f.step_s, efficiency, f.peak_bytes, f.sent_bytes, f.tiles)
 
 
 def show(row: Row) -> None:

@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,30 @@ import torch
 from torch import nn
 
 import tilegrad
+from measure import write
 from tilegrad import models
 from tilegrad.images.opened import Opened
 from tilegrad.images.tiff import TiffReader
 from tilegrad.units import format_bytes
 
 TILE = 512
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one step gave."""
+
+    size: int
+    norm: str
+    budget: str
+    halos: str
+    step_s: float
+    planning_s: float
+    read_s: float
+    anonymous_bytes: int
+    card_bytes: int | None
+    crop: int | None
+    off: float | None  # of the gradients on the crop
 
 
 def draw_slide(path: Path, size: int) -> None:
@@ -98,8 +117,9 @@ def make_net(norm: str, width: float) -> nn.Module:
     return net
 
 
-def check(source: tilegrad.ImageSource, norm: str, width: float, size: int) -> float:
+def check(path: Path, norm: str, width: float, size: int) -> float:
     """How far gradients on a crop are from plain's, relative to their largest entry."""
+    source = tilegrad.open(path, dtype=torch.float64, scale=1 / 255)
     net, crop = make_net(norm, width).double(), source[..., :size, :size]
     found = []
     for run in (net, tilegrad.tile(net, tile=size // 4)):
@@ -121,6 +141,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--check", type=int, help="compare gradients on a crop of this size with plain's")
     parser.add_argument("--slide", type=Path, help="another image (default: one is drawn in the temporary folder)")
+    parser.add_argument("--json", type=Path)
     args = parser.parse_args(words)
     os.environ.setdefault("TILEGRAD_MALLOC", "exact")  # the process is as large as what is alive
     torch.set_num_threads(args.threads)
@@ -137,18 +158,25 @@ def main(words: Sequence[str] | None = None) -> None:
         loss = tiled(source).square().sum()
         loss.backward()
         seconds = time.perf_counter() - planned
-    stored = np.prod(source.shape) * source.stored.itemsize
     print(tiled.plan)
-    sizes = f"{format_bytes(int(stored))} of bytes, {format_bytes(path.stat().st_size)} on disk"
-    print(f"resnet18, batch norm {args.norm}, on {args.size}² ({sizes})")
-    print(f"time        {seconds:.1f} s a step, {planned - begin:.1f} s planned before")
-    print(f"reading     {watch.read_s:.1f} s, {watch.read_s / seconds:.1%} of the step")
-    print(f"memory      {format_bytes(watch.most)} anonymous at most")
-    if args.device == "cuda":
-        print(f"GPU         {format_bytes(torch.cuda.max_memory_allocated())} allocated at most")
-    if args.check:
-        source = tilegrad.open(path, dtype=torch.float64, scale=1 / 255)
-        print(f"gradients   on a crop of {args.check}² off by {check(source, args.norm, args.width, args.check):.1e}")
+    card = torch.cuda.max_memory_allocated() if args.device == "cuda" else None
+    off = check(path, args.norm, args.width, args.check) if args.check else None
+    size, figures = source.shape[-1], (seconds, planned - begin, watch.read_s, watch.most, card, args.check, off)
+    row = Row(size, args.norm, args.budget, args.halos, *figures)
+    stored = int(np.prod(source.shape)) * source.stored.itemsize
+    print(f"resnet18, batch norm {args.norm}, on {size}² ({format_bytes(stored)} of bytes)")
+    print_row(row)
+    write(args.json, [row], args.device)
+
+
+def print_row(row: Row) -> None:
+    print(f"time        {row.step_s:.1f} s a step, {row.planning_s:.1f} s planned before")
+    print(f"reading     {row.read_s:.1f} s, {row.read_s / row.step_s:.1%} of the step")
+    print(f"memory      {format_bytes(row.anonymous_bytes)} anonymous at most")
+    if row.card_bytes is not None:
+        print(f"GPU         {format_bytes(row.card_bytes)} allocated at most")
+    if row.crop is not None:
+        print(f"gradients   on a crop of {row.crop}² off by {row.off:.1e}")
 
 
 if __name__ == "__main__":

@@ -181,9 +181,93 @@ def peers(rows: Rows) -> Iterator[Sequence[str]]:
         yield [row["way"], _ratio(row["ratio"]), _percent(row["peak"]), f"{row['error']:.0e}"]
 
 
+def recompute(rows: Rows) -> Iterator[Sequence[str]]:
+    shares = list(dict.fromkeys(row["share"] for row in rows))
+    yield from _head("network", *(f"{_percent(share)} of plain's peak" for share in shares))
+    for net, size in dict.fromkeys((row["net"], row["size"]) for row in rows):
+        cells = {row["share"]: _rerun(row) for row in rows if (row["net"], row["size"]) == (net, size)}
+        yield [f"{net}, {size}²", *(cells.get(share, "–") for share in shares)]
+
+
+def _rerun(row: dict[str, Any]) -> str:
+    return "none" if row["extra"] is None else f"{row['extra']:.2%}, {row['gap']:.2%}, {row['cpu_s']:.1f} s"
+
+
+def searched(rows: Rows) -> Iterator[Sequence[str]]:
+    yield from _head("budget", "optimum", "found in", "heuristic", "found in")
+    for row in rows:
+        figures = (f"{row['found']:.2%}", f"{row['found_s']:.1f} s", f"{row['quick']:.2%}", f"{row['quick_s']:.1f} s")
+        yield [f"{row['budget']:,} B", *figures]
+
+
+def planning(rows: Rows) -> Iterator[Sequence[str]]:
+    """CPU seconds without the capture, by share of plain's peak."""
+    shares = list(dict.fromkeys(row["share"] for row in rows))
+    yield from _head("network", "capture", *map(_percent, shares))
+    for net, size in dict.fromkeys((row["net"], row["size"]) for row in rows):
+        here = {row["share"]: row for row in rows if (row["net"], row["size"]) == (net, size)}
+        spent = [f"{here[share]['planning_s']:.1f} s{'' if here[share]['passes'] else ' (!)'}" for share in shares]
+        yield [f"{net}, {size:,}²", f"{here[shares[0]]['capture_s']:.1f} s", *spent]
+
+
+def process(rows: Rows) -> Iterator[Sequence[str]]:
+    yield from _head("", "allocator", "`TILEGRAD_MALLOC`", "growth", "budget", "predicted", "page faults", "CPU time")
+    for row in rows:
+        predicted = row["predicted_process_bytes"] or row["predicted_bytes"]
+        sizes = (_size(row["growth_bytes"]), row["budget"] or "–", _size(predicted) if predicted else "–")
+        name = row["allocator"].removeprefix("lib").partition("_")[0]
+        way = f"{row['net']}, {row['way']}"
+        yield [way, name, row["malloc"] or "–", *sizes, f"{row['faults']:,}", f"{row['cpu_s']:.2f} s"]
+
+
+def slide(rows: Rows) -> Iterator[Sequence[str]]:
+    yield from _head("slide", "batch norm", "budget", "a step", "reading", "anonymous memory", "on the card")
+    for row in sorted(rows, key=lambda row: (row["card_bytes"] is not None, row["size"])):
+        card = "–" if row["card_bytes"] is None else _size(row["card_bytes"])
+        norm = {"train": "in training, stored values on disk"}.get(row["norm"], row["norm"])
+        times = (f"{row['step_s']:.0f} s", f"{row['read_s']:.1f} s")
+        yield [f"{row['size']:,}²", norm, row["budget"], *times, _size(row["anonymous_bytes"]), card]
+
+
+def far(rows: Rows) -> Iterator[Sequence[str]]:
+    yield from _head("trained on", "updates", "a step's tensors", "time", "right, of new slides")
+    for row in rows:
+        right = f"{row['right']:.0%} of {row['new_slides']}"
+        yield [row["way"], str(row["updates"]), _size(row["peak_bytes"]), f"{row['seconds']:.0f} s", right]
+
+
+def ranks(rows: Rows) -> Iterator[Sequence[str]]:
+    counts = ("calls", "messages", "gathers", "sums")
+    yield from _head("", "size", "ranks", "one process", "ranks", "times faster", "by CPU time", *counts)
+    for row in rows:
+        name = {"resnet18_train": "ResNet-18", "vgg16": "VGG-16, quarter width"}.get(row["net"], row["net"])
+        times = (f"{row['one_s'] * 1e3:.0f} ms", f"{row['ranks_s'] * 1e3:.0f} ms")
+        figures = (_ratio(row["speedup"]), _ratio(row["cpu_speedup"]), *(f"{row[key]:,}" for key in counts))
+        yield [name, f"{row['size']:,}²", row["mesh"], *times, *figures]
+
+
+def scaling(rows: Rows) -> Iterator[Sequence[str]]:
+    """A step and its efficiency by the number of ranks; of the largest mesh memory and traffic."""
+    counts = sorted({row["ranks"] for row in rows})
+    groups: dict[tuple[str, ...], dict[int, dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["net"], row["kind"], f"{row['of']:,}²", row["link"]), {})[row["ranks"]] = row
+    yield from _head("predicted", "link", *(f"{n} GPUs" for n in counts), f"memory on {counts[-1]}", "sent")
+    for (net, kind, size, link), found in groups.items():
+        cells = [_scaled(found[n]) if n in found else "does not fit" for n in counts]
+        most = found.get(counts[-1])
+        cells += ["–", "–"] if most is None else [_size(most["peak_bytes"]), _size(most["sent_bytes"])]
+        yield [f"{NAMES.get(net) or net}, {kind}, {size}", link, *cells]
+
+
+def _scaled(row: dict[str, Any]) -> str:
+    return f"{row['step_s']:.3f} s, {row['efficiency']:.0%}" + f", {row['tiles']} tiles" * (row["tiles"] > 1)
+
+
 TABLES: dict[str, Callable[[Rows], Iterator[Sequence[str]]]] = {
     "regret": regret, "methods": methods, "dial": dial, "largest": largest, "peers": peers, "speed": speed,
-    "memory": memory,
+    "memory": memory, "recompute": recompute, "searched": searched, "planning": planning, "process": process,
+    "slide": slide, "far": far, "ranks": ranks, "scaling": scaling,
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ BENCH = Path(__file__).parents[2] / "bench"
 sys.path.insert(0, str(BENCH))  # where a bench finds the others when it is run
 
 import dial  # noqa: E402
+import far  # noqa: E402
 import kernels  # noqa: E402
 import largest  # noqa: E402
 import memory  # noqa: E402
@@ -23,11 +24,15 @@ import methods  # noqa: E402
 import nets  # noqa: E402
 import peers  # noqa: E402
 import picture  # noqa: E402
+import planning  # noqa: E402
+import process  # noqa: E402
+import ranks  # noqa: E402
 import regret  # noqa: E402
+import scaling  # noqa: E402
 import slide  # noqa: E402
 import speed  # noqa: E402
 import tables  # noqa: E402
-from measure import step  # noqa: E402
+from measure import step, write  # noqa: E402
 
 TINY = ["--width", "0.0625", "--size", "96"]
 
@@ -151,10 +156,63 @@ def test_the_tables_are_what_was_measured(page: Path) -> None:
 def test_slide(results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("TILEGRAD_MALLOC", "")
     monkeypatch.setattr(tempfile, "tempdir", str(results))
-    threads = str(torch.get_num_threads())
-    slide.main(["--size", "512", "--width", "0.125", "--budget", "8MiB", "--check", "128", "--threads", threads])
+    path, threads = results / "512_slide.json", str(torch.get_num_threads())
+    small = ["--size", "512", "--width", "0.125", "--budget", "8MiB", "--threads", threads, "--json", str(path)]
+    slide.main([*small, "--check", "128"])
     said = capsys.readouterr().out
     assert "in all" in said and float(said.rpartition("off by ")[2]) < 1e-12
+    (found,) = rows(path)
+    assert found["off"] < 1e-12 and found["read_s"] > 0 and found["anonymous_bytes"] > 2**20
+
+
+def test_planning(results: Path) -> None:
+    path = results / "cpu_recompute.json"
+    small = ["--only", "mobilenet_v2", "--size", "256", "--shares", "0.9,0.001", "--json"]
+    planning.main([*small, str(path)])
+    some, none = rows(path)
+    assert 0 <= some["gap"] <= some["extra"] < 1 and none["extra"] is None and none["best"] == "none"
+    path = results / "cpu_planning.json"
+    planning.main(["--modules", *small, str(path)])
+    some, none = rows(path)
+    assert some["ratio"] >= 1 and some["capture_s"] > 0 and none["ratio"] is None and "nothing fits" in none["plan"]
+    path, profile = results / "v100_searched.json", BENCH.parent / "tests" / "data" / "unet_chainer.txt"
+    planning.main(["--profile", str(profile), "--budgets", "6GB", "--json", str(path)])
+    (found,) = rows(path)
+    assert found["found"] == pytest.approx(0.01, abs=5e-4) and found["quick"] >= found["found"] - 1e-9
+
+
+def test_process(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which processes are measured. That they are is in `tests/exactness/test_process.py`."""
+    figures = {"growth_bytes": 3 * 2**20, "faults": 5, "cpu_s": 0.1, "budget": None, "predicted_bytes": None}
+    monkeypatch.setattr(process, "spawn", lambda *_: figures | {"predicted_process_bytes": None})
+    path, library = results / "cpu_process.json", "/lib/libtcmalloc_minimal.so.4"
+    words = ["--nets", "small", "--ways", "plain,tiled", "--malloc", ",keep", "--preload", f",{library}"]
+    process.main([*words, "--json", str(path)])
+    found = [(row["way"], row["allocator"], row["malloc"]) for row in rows(path)]
+    glibc = [("plain", "glibc", ""), ("tiled", "glibc", ""), ("tiled", "glibc", "keep")]
+    assert found == [*glibc, *((way, "libtcmalloc_minimal.so.4", "") for way in ("plain", "tiled"))]
+
+
+def test_far(results: Path) -> None:
+    path = results / "cpu_far.json"
+    far.main(["--size", "256", "--slides", "4", "--test", "2", "--updates", "1", "--batch", "2", "--json", str(path)])
+    assert [row["way"] for row in rows(path)] == ["whole", "patches"]
+
+
+def test_scaling(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scaling, "COUNTS", (1, 4))
+    path = results / "predicted_scaling.json"
+    scaling.main(["--nets", "vgg16", "--sizes", "512", "--links", "nvlink,ethernet", "--json", str(path)])
+    found = {(row["kind"], row["ranks"], row["link"]): row["efficiency"] for row in rows(path)}
+    assert len(found) == 8 and all(found[kind, 1, "nvlink"] == 1 for kind in ("strong", "weak"))
+    assert found["strong", 4, "ethernet"] <= found["strong", 4, "nvlink"]
+
+
+def test_the_table_of_ranks(results: Path) -> None:
+    """Ranks themselves are measured in `tests/distributed/`."""
+    row = ranks.Row("vgg16", 256, "2", 2.0, 1.0, 2.0, 1.9, 0.1, 2000, 3000, 11, 1, 7, 10, 20)
+    write(results / "cpu_ranks.json", [row], "cpu")
+    assert rows(results / "cpu_ranks.json")[0]["speedup"] == 2
 
 
 def test_kernels(capsys: pytest.CaptureFixture[str]) -> None:

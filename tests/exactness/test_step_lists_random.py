@@ -7,7 +7,7 @@ largest. Every step allocates what is predicted, to the last scalar.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -20,12 +20,13 @@ from torch import Tensor, nn
 from drawn_networks import RandomNetwork, networks
 from tilegrad.bounds import lower_graph
 from tilegrad.errors import CaptureError, GridError
+from tilegrad.execution import stretch
 from tilegrad.importers import Captured, export_module
 from tilegrad.ir import Graph, Kind
 from tilegrad.planners import plan_tiles
 from tilegrad.planners.mixed import cut_graph, join_schedules
 from tilegrad.planners.segments import plan_segments, plan_sqrt
-from tilegrad.schedule import Schedule, fuse
+from tilegrad.schedule import Move, Schedule, fuse
 from tilegrad.sim.predict import measure_memory
 from tilegrad.sim.training import training_graph
 from tilegrad.testing import assert_same, run_step
@@ -33,6 +34,14 @@ from tilegrad.testing.exact import size_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")
 SCALARS = 256  # bytes
+
+
+@pytest.fixture(autouse=True, scope="module")
+def every_byte_counts() -> Iterator[None]:
+    """Of a small loss the memory for all that it reduces is left as it is, which would count among these networks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stretch, "SMALL", 0)
+        yield
 
 
 def some(count: int, *, derandomize: bool = True) -> settings:
@@ -93,7 +102,12 @@ def check(network: RandomNetwork, choose: Choose) -> None:
         found = run_step(Running(copy.deepcopy(network), runner), inputs)
         assert_same(found, wanted, exact=network.exact, quiet=1.0)
         measured, predictions = peaks(runner, graph, copy.deepcopy(network), inputs)
-        assert all(abs(measured - p) <= SCALARS for p in predictions), (measured, predictions)
+        run, *planned = predictions
+        assert abs(measured - run) <= SCALARS, (measured, predictions)
+        # A gradient that shared its memory and went to the host comes back alone: a plan's nodes do not know that.
+        moved = any(isinstance(step, Move) for step in runner.schedule.steps)
+        more = max(value.type.bytes for value in graph.values) if moved else 0
+        assert all(-SCALARS <= p - measured <= SCALARS + more for p in planned), (measured, predictions)
 
 
 @some(120)

@@ -56,6 +56,7 @@ class _Pool(Op):
     def padded(self, call: Call, x: Tensor, place: Place, value: float) -> tuple[Tensor, list[int]]:
         """A tile with a frame of `value` where the pool's own padding, which is given too, does not make it."""
         padding, frame = [], list[int]()
+        least = 1 if self.spatial < 3 else max(s.kernel for s in windows(call, 3))  # torch asks that of volumes
         for slide, (before, after), size, out in zip(
             windows(call, self.spatial),
             place.pad(call)[-self.spatial :],
@@ -63,7 +64,7 @@ class _Pool(Op):
             place.out.shape[-self.spatial :],
             strict=True,
         ):
-            alike = before <= slide.kernel // 2 and size and slide.symmetric_is(before, size, out)
+            alike = before <= slide.kernel // 2 and size >= least and slide.symmetric_is(before, size, out)
             padding.append(before if alike else 0)
             frame = [0, 0, *frame] if alike else [before, after, *frame]
         return F.pad(x, frame, value=value) if any(frame) else x, padding
@@ -90,6 +91,7 @@ class MaxPool(_Pool):
         yield Sample(lambda x: F.max_pool2d(x, 2, 3, ceil_mode=True), ((1, 2, 10, 11),), "stride over kernel")
         yield Sample(lambda x: F.max_pool1d(x, 3, 2), ((1, 2, 12),))
         yield Sample(lambda x: F.max_pool3d(x, 2), ((1, 2, 5, 4, 6),))
+        yield Sample(lambda x: F.max_pool3d(x, 3, 2, 1), ((1, 1, 3, 4, 3),), "tiles below the kernel")
 
 
 @op("avg_pool1d", "avg_pool2d", "avg_pool3d")
@@ -135,4 +137,5 @@ class AvgPool(_Pool):
         yield Sample(lambda x: F.avg_pool2d(x, 2, divisor_override=3), ((1, 2, 9, 10),), "override")
         yield Sample(lambda x: F.avg_pool1d(x, 4, 2, 2), ((1, 2, 11),))
         yield Sample(lambda x: F.avg_pool3d(x, 2), ((1, 2, 5, 4, 6),))
+        yield Sample(lambda x: F.avg_pool3d(x, 2, 2, 1, ceil_mode=True), ((1, 1, 2, 2, 2),), "tiles below the kernel")
         yield Sample(lambda x: F.lp_pool2d(x.abs(), 2.0, 2), ((1, 2, 9, 8),), "lp pooling")
