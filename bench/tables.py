@@ -224,7 +224,7 @@ def slide(rows: Rows) -> Iterator[Sequence[str]]:
     yield from _head("slide", "batch norm", "budget", "a step", "reading", "anonymous memory", "on the card")
     for row in sorted(rows, key=lambda row: (row["card_bytes"] is not None, row["size"])):
         card = "–" if row["card_bytes"] is None else _size(row["card_bytes"])
-        norm = {"train": "in training, stored values on disk"}.get(row["norm"], row["norm"])
+        norm = {"train": "in training, stored values on disk"}.get(row["norm"]) or row["norm"]
         times = (f"{row['step_s']:.0f} s", f"{row['read_s']:.1f} s")
         yield [f"{row['size']:,}²", norm, row["budget"], *times, _size(row["anonymous_bytes"]), card]
 
@@ -240,7 +240,7 @@ def ranks(rows: Rows) -> Iterator[Sequence[str]]:
     counts = ("calls", "messages", "gathers", "sums")
     yield from _head("", "size", "ranks", "one process", "ranks", "times faster", "by CPU time", *counts)
     for row in rows:
-        name = {"resnet18_train": "ResNet-18", "vgg16": "VGG-16, quarter width"}.get(row["net"], row["net"])
+        name = {"resnet18_train": "ResNet-18", "vgg16": "VGG-16, quarter width"}.get(row["net"]) or row["net"]
         times = (f"{row['one_s'] * 1e3:.0f} ms", f"{row['ranks_s'] * 1e3:.0f} ms")
         figures = (_ratio(row["speedup"]), _ratio(row["cpu_speedup"]), *(f"{row[key]:,}" for key in counts))
         yield [name, f"{row['size']:,}²", row["mesh"], *times, *figures]
