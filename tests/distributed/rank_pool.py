@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import pickle
 import random
+import signal
 import socket
 import time
 import traceback
@@ -29,7 +30,7 @@ from typing import Any
 import drawn_layers
 
 HANG_S = 60.0  # for a task
-STUCK_S = 20.0  # after which a rank says where it is
+SAYING_S = 1.0  # in which a rank that hangs says where it is
 GRACE_S = 20.0  # for the others, once a rank has failed
 TIMEOUT_S = 30.0  # of tilegrad's own watch
 MESHES = 12  # that a rank keeps
@@ -139,9 +140,18 @@ class World:
                 if isinstance(found[rank], Failure):
                     end = min(end, time.monotonic() + GRACE_S)
         late = [rank for rank in range(self.size) if rank not in found]
+        self._ask_where(late)
         found |= {rank: Failure("Hang", "hangs", f"rank {rank} hangs") for rank in late}
         lost = ("Hang", "Exit", "RankError")
         return found, not any(isinstance(a, Failure) and a.kind in lost for a in found.values())
+
+    def _ask_where(self, ranks: Sequence[int]) -> None:
+        """Ranks that hang say where they are, on their standard error. No sooner: what looks at the frames of a thread
+        that runs may crash it."""
+        for rank in ranks:
+            if (pid := self._processes[rank].pid) is not None and self._processes[rank].is_alive():
+                os.kill(pid, signal.SIGUSR1)
+        time.sleep(SAYING_S if ranks else 0.0)
 
     def _answer(self, rank: int) -> Any:
         try:
@@ -226,12 +236,13 @@ def serve(rank: int, world: int, port: int, pipe: Connection) -> None:
     """The life of a rank: tasks, one after another, until None comes."""
     import tilegrad.distributed
 
+    faulthandler.enable()  # a crash says where
+    faulthandler.register(signal.SIGUSR1)
     join_world(rank, world, port)
     importlib.import_module("tasks")
     meshes: dict[MeshSpec, Any] = {}
     while (message := loads(pipe.recv_bytes())) is not None:
         spec, task, payload = message
-        faulthandler.dump_traceback_later(STUCK_S)  # where it hangs
         try:
             if spec not in meshes:
                 if len(meshes) == MESHES:  # each has a thread that looks after it
@@ -240,7 +251,6 @@ def serve(rank: int, world: int, port: int, pipe: Connection) -> None:
             answer = find_task(task)(meshes[spec], payload) if rank in spec.ranks else None
         except Exception as error:
             answer = Failure(type(error).__name__, str(error), traceback.format_exc())
-        faulthandler.cancel_dump_traceback_later()
         pipe.send_bytes(dumps(answer))
     leave_world()
 
