@@ -105,7 +105,7 @@ def settled(tiled: tilegrad.TiledModule, image: Tensor) -> tuple[Memory, tilegra
     recorded step takes its memory when it is recorded."""
     found: list[Memory] = []
     plan = tiled.plan
-    for _ in range(1 + WARM[image.device.type]):
+    while len(found) <= WARM[image.device.type]:
         memory = peaks(tiled, image)
         found = [*found, memory] if tiled.plan.schedule is plan.schedule else [memory]
         plan = tiled.plan

@@ -32,6 +32,7 @@ class Net(nn.Module):
         super().__init__()
         self.a, self.b, self.c = nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 3, 3)
         self.norm, self.drop, self.head = nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Linear(3, 2)
+        self.unread = nn.Parameter(torch.ones(3))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm(self.a(x)).relu()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -283,7 +283,7 @@ class Record:
         """Gradients of everything the island read, from those of what it made."""
         try:
             roots, grads = self._seeds()
-            fresh = [leaf for leaf in self.whole.values() if leaf.grad is None]
+            fresh = {name: leaf for name, leaf in self.whole.items() if leaf.grad is None}
             self.stored, self.folded, self.tokens, self.given = [], [], [], []
             if roots:
                 torch.autograd.backward(roots, grads)  # type: ignore[arg-type]  # takes both kinds
@@ -324,15 +324,17 @@ class Record:
         seed = op.gradient(call, tile, run.totals[step.node], grad, place, *others, onto=onto)
         seeds[value, step.box] = root, seed
 
-    def _settle(self, fresh: Sequence[Tensor], seeds: Sequence[Tensor]) -> None:
+    def _settle(self, fresh: Mapping[str, Tensor], seeds: Sequence[Tensor]) -> None:
         """Give away the gradients of what the island read. `fresh`: leaves that got their first gradient here.
 
         A gradient may be a view of a seed or of another's (of a sum over one element, say), and autograd keeps it as it
         is. More will be added to it in place, so it is given memory of its own, or known to be shared."""
         sizes = {memory_of(seed): seed.numel() for seed in seeds}
-        for leaf in fresh:
+        for name, leaf in fresh.items():
             if leaf.grad is not None:
-                if memory_of(leaf.grad) in sizes:
+                if (room := self.owner.early.pop(name, None)) is not None:
+                    leaf.grad = room.copy_(leaf.grad)
+                elif memory_of(leaf.grad) in sizes:
                     leaf.grad = leaf.grad.clone()
                 sizes[memory_of(leaf.grad)] = leaf.grad.numel()
         for memory, times in Counter(memory_of(grad) for _, _, grad in self.arrived).items():

@@ -16,7 +16,8 @@ SMALL = 2**16  # elements
 
 
 class Sums:
-    def __init__(self) -> None:
+    def __init__(self, early: dict[str, Tensor]) -> None:
+        self._early = early  # memory that sums have already
         self._totals: dict[str, Tensor] = {}
         self._waiting: dict[str, Tensor] = {}
 
@@ -31,7 +32,8 @@ class Sums:
             elif name in self._totals:
                 self._totals[name] += grad
             else:
-                self._totals[name] = grad.to(torch.float32)
+                room = self._early.pop(name, None)
+                self._totals[name] = grad.to(torch.float32) if room is None else room.copy_(grad)
 
         leaf.register_post_accumulate_grad_hook(add)  # type: ignore[no-untyped-call]
 

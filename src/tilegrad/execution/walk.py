@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..errors import InternalError
 from ..images import ImageSource
-from ..ir import Graph
+from ..ir import Graph, Kind
 from ..ops import Place
 from ..ops.base import Seed
 from ..ops.channels import LOW
@@ -30,6 +30,7 @@ from ..schedule import Backward, Exchange, Finish, Free, Island, Move, Run, Stor
 from .ahead import Ahead, elsewhere
 from .around import around
 from .buffers import Buffers
+from .early import take_early
 from .executor import Executor
 from .field import Field
 from .messages import Peers
@@ -66,7 +67,8 @@ class Pass:
         self.values: dict[str, Field] = {}
         self.grads: dict[str, Field] = {}
         self.leaves: dict[str, Tensor] = {}  # outside values that are read whole, as autograd knows them
-        self.sums = Sums()  # of their gradients, where made in another precision
+        self.early = self._early()
+        self.sums = Sums(self.early)  # of their gradients, where made in another precision
         self.totals: dict[str, tuple[Tensor, ...]] = {}  # of folds
         self.known: dict[str, Any] = {}  # what tiles of a node have in common
         self.records: dict[str, Record] = {}
@@ -85,6 +87,17 @@ class Pass:
         self.versions: dict[str, int] = {}
         self.reached: frozenset[str] = frozenset()
         self.again = self.spent = False
+
+    def _early(self) -> dict[str, Tensor]:
+        """Memory for gradients that is there from the beginning, until they come."""
+        if not self.executor.schedule.early:
+            return {}
+        weights = {v.name: self.tensors[v.name] for v in self.graph.of_kind(Kind.PARAMETER) if v.name in self.needs}
+        return take_early(weights, {name for name in weights if self._is_summed(name)}, self.device)
+
+    def _is_summed(self, name: str) -> bool:
+        """Do so many islands add to its gradient that half precision would not do?"""
+        return self.executor.readers.get(name, 0) > PAIR
 
     # -- the two halves ------------------------------------------------------------------------------------------------
 
@@ -337,7 +350,7 @@ class Pass:
         """An outside value that is read whole, as autograd's leaf: all islands add to its gradient."""
         if name not in self.leaves:
             self.leaves[name] = leaf = self.read(name, self.executor.full[name]).detach().requires_grad_()
-            if leaf.dtype in LOW and self.executor.readers.get(name, 0) > PAIR:
+            if leaf.dtype in LOW and self._is_summed(name):
                 self.sums.gather(leaf, name)
         return self.leaves[name]
 
@@ -376,7 +389,7 @@ class Pass:
             self.grads[name] = self._field(name)
         if name in self.tensors:
             grad = grad.to(self.tensors[name].device)
-        elif grad.dtype in LOW and self.executor.readers.get(name, 0) > PAIR:
+        elif grad.dtype in LOW and self._is_summed(name):
             grad, shared = grad.float(), False  # as `Sums`
         self.grads[name].add(box, grad, shared=shared)
 

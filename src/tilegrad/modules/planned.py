@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ import torch
 from ..bounds import check_axes, label_axes, lower_graph
 from ..errors import BudgetError
 from ..execution import Executor
+from ..execution.early import early_bytes
 from ..execution.graphs import copied_bytes, why_not
 from ..execution.heap import asked_for
 from ..ir import Graph
@@ -40,7 +42,9 @@ from ..units import format_bytes
 from .options import Options
 from .plan_file import Planned, plan_once
 from .process import plan_for_process
+from .reserved import between_bytes
 
+EARLY = 16  # th of a budget: so much gradients of weights may have from the beginning of a step
 LOUD = 0.1  # of the predicted peak: from here on the log says what runs whole
 SLACK = 0.01  # of what a step allocates
 WORTH = 1.03  # times a recorded step: from here on one that is not recorded takes so much longer that it pays
@@ -119,14 +123,29 @@ class Ask:
         search = TileSearch(graph, axes, mode, self.graded, trains, self.plain, self.machine, samples)
         fits = self.budget is None or search.plain().prediction.total_bytes <= self.budget
         if self.options.planner == "keep" and trains and fits:
-            return self._executable(plan_keep(training_graph(self.graph, self.graded))), None
+            return self._executable(plan_keep(training_graph(self.graph, self.graded)), self.budget), None
         if mode == "none" or (sizes is None and self.budget is None):
             return search.plain().planned, None
         if sizes is not None:
             return self._of_size(search, sizes), None
         assert self.budget is not None
-        planning = plan_module(self.graph, search, self.budget, self.options, self.device)
-        return self._first_that_fits(planning)
+        if self.device.type == "cuda" and self.graded and not fits:
+            early = early_bytes(self.graph, self.graded)
+            with contextlib.suppress(BudgetError):
+                return self._within(search, early if early <= self.budget // EARLY else 0, between_bytes(self.budget))
+        return self._within(search)
+
+    def _within(self, search: TileSearch, early: int = 0, between: int = 0) -> Planned:
+        """`early`: what gradients of weights get besides; `between`: what plans of whole nodes leave free."""
+        assert self.budget is not None
+        budget = self.budget - early
+        planning = plan_module(self.graph, search, budget, self.options, self.device, between)
+        schedule, planning = self._first_that_fits(planning, search)
+        if not early:
+            return schedule, planning
+        total = schedule.predicted["total_bytes"] + early
+        figures = {**schedule.predicted, "total_bytes": total, "early_bytes": early}
+        return replace(schedule, predicted=figures), replace(planning, budget=self.budget)
 
     def _of_size(self, search: TileSearch, sizes: TileSizes) -> Schedule:
         slack, storage = Slack(SLACK, search.graph.outside_bytes()), self.options.storage or Storage.DEVICE
@@ -136,24 +155,27 @@ class Ask:
         check_schedule(fit.planned)
         return fit.planned
 
-    def _first_that_fits(self, planning: Planning) -> Planned:
+    def _first_that_fits(self, planning: Planning, search: TileSearch) -> tuple[Schedule, Planning]:
         """The chosen plan as the executor runs it; where that needs more than was planned, the next."""
         others = [c for c in planning.candidates if c is not planning.chosen and c.peak_bytes <= planning.budget]
         for candidate in (planning.chosen, *sorted(others, key=lambda c: c.time_s)):
-            schedule = self._executable(candidate.schedule)
+            schedule = self._executable(candidate.schedule, planning.budget)
             if schedule.predicted.get("total_bytes", 0) <= max(planning.budget, candidate.peak_bytes):
                 return schedule, replace(planning, chosen=candidate)
         if self.options.planner == "auto":  # tiles are predicted as they are run
-            return replace(self, options=replace(self.options, planner="tile")).plan()
-        return self._executable(planning.chosen.schedule), planning
+            again = plan_module(self.graph, search, planning.budget, replace(self.options, planner="tile"), self.device)
+            return again.chosen.schedule, again
+        return self._executable(planning.chosen.schedule, planning.budget), planning
 
-    def _executable(self, plan: Schedule) -> Schedule:
+    def _executable(self, plan: Schedule, budget: int | None) -> Schedule:
         if not isinstance(plan.islands, NodeIslands):
             return plan
-        return executable(plan, self.graph, self.graded, self.budget)
+        return executable(plan, self.graph, self.graded, budget)
 
 
-def plan_module(graph: Graph, search: TileSearch, budget: int, options: Options, device: torch.device) -> Planning:
+def plan_module(
+    graph: Graph, search: TileSearch, budget: int, options: Options, device: torch.device, between: int = 0
+) -> Planning:
     """The full planner for a captured module: whole nodes again or on the host, tiles, or plain where it fits."""
     plain_fit = search.plain()
     plain_bytes = plain_fit.prediction.total_bytes
@@ -169,7 +191,7 @@ def plan_module(graph: Graph, search: TileSearch, budget: int, options: Options,
     if plain_bytes <= budget:
         return Planning(graph, search.machine, budget, plain, (plain,), plain)
     network = graph if step is not None else None
-    problem = Problem(budget, step, search, network, storages=options.storages(device), known=plain)
+    problem = Problem(budget, step, search, network, storages=options.storages(device), known=plain, between=between)
     return plan_step(problem, planner=options.planner, slack=Slack(SLACK, outside))
 
 

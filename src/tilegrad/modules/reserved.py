@@ -26,7 +26,13 @@ _log = logging.getLogger("tilegrad")
 
 def first_budget(budget: int) -> int:
     """What a plan may count on before any step has run: some is for workspaces, and for what lies between tensors."""
-    return budget - min(budget // 16, ROOM)
+    return budget - between_bytes(budget)
+
+
+def between_bytes(budget: int) -> int:
+    """What an allocator may hold and not have handed out. Whole nodes leave as much once more free: their tensors are
+    of very different sizes, and a small one in the middle of a hole makes it useless for a large one."""
+    return min(budget // 16, ROOM)
 
 
 class Reserved:

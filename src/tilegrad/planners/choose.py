@@ -168,7 +168,8 @@ def _so_far(found: Sequence[Candidate], best: Candidate | None) -> str:
 
 def candidates(problem: Problem, planner: Planner) -> Iterator[Candidate]:
     """What a planner proposes, with what it costs; whether it fits is for the reader to see."""
-    return (judge(problem, planner.name, proposal) for proposal in planner.propose(problem))
+    inside = replace(problem, budget=problem.budget - problem.between) if planner.whole else problem
+    return (judge(problem, planner.name, proposal) for proposal in planner.propose(inside))
 
 
 def fastest(candidates: Sequence[Candidate], budget: int) -> Candidate | None:

@@ -31,6 +31,7 @@ QUICK = Effort().part(4)
 
 class Mixed(Planner):
     name = "mixed"
+    whole = True
     effort = 4
 
     def propose(self, problem: Problem) -> Iterator[Proposal]:
@@ -170,6 +171,8 @@ def join_schedules(first: Schedule, second: Schedule, graph: Graph) -> Schedule:
     known = {v.name for v in first.graph.values} | {old}
     behind = (v for v in second.graph.values if v.name not in known)
     values = (*first.graph.values, *(replace(v, alias=through) if v.alias == old else v for v in behind))
+    known |= {v.name for v in values}
+    values += tuple(v for v in graph.values if not v.kind.computed and v.name not in known)  # which no node reads
     nodes = (*first.graph.nodes, *(_reading(node, old, through) for node in second.graph.nodes))
     joined = Graph(values, nodes, graph.outputs, (*first.graph.updates, *second.graph.updates), graph.name)
     steps = (*first.steps[: first.turn], *second.steps, Free(through), *first.steps[first.turn + 1 :])

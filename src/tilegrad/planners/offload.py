@@ -31,6 +31,7 @@ class Offload(Planner):
     """Copies alone, and after recompute for a looser budget; of those the fastest."""
 
     name = "offload"
+    whole = True
     effort = 3
 
     def propose(self, problem: Problem) -> Iterator[Proposal]:

@@ -48,6 +48,7 @@ class Problem:
     ranks: MeshProblem | None = None  # the mesh it runs on
     storages: Sequence[str] = (Storage.DEVICE,)
     known: Candidate | None = field(default=None, repr=False)  # plain PyTorch, where that was measured
+    between: int = 0  # bytes that lie between tensors of very different sizes, as whole nodes make them: left free
 
     @property
     def plain(self) -> Candidate | None:
@@ -91,6 +92,7 @@ class Planner:
 
     name = ""
     effort = 0  # cheap planners are asked first
+    whole = False  # does it plan whole nodes, at least for the most part?
     ordered = False  # do proposals come fastest first? Then the first that fits is the last that is asked for
 
     def propose(self, problem: Problem) -> Iterable[Proposal]:

@@ -14,6 +14,7 @@ from .stages.search import RecomputeSearch
 
 class Recompute(Planner):
     name = "recompute"
+    whole = True
     effort = 2
 
     def propose(self, problem: Problem) -> Iterator[Proposal]:

@@ -23,6 +23,7 @@ Cuts = tuple[int, ...]  # numbers of forward nodes before each cut
 
 class Segments(Planner):
     name = "segments"
+    whole = True
     effort = 1
 
     def propose(self, problem: Problem) -> Iterator[Proposal]:

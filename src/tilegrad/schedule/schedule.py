@@ -96,6 +96,11 @@ class Schedule:
     def trains(self) -> bool:
         return any(isinstance(step, Backward) for step in self.steps)
 
+    @property
+    def early(self) -> bool:
+        """Do gradients of weights have their memory from the beginning of a step on?"""
+        return "early_bytes" in self.predicted
+
     @cached_property
     def kept(self) -> frozenset[str]:
         """Islands whose record stays from the forward pass to their backward."""

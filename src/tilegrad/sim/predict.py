@@ -382,6 +382,7 @@ class _Walk:
         if self.schedule.seat is not None:
             names = [v for v in self.graph.values if not v.kind.computed]
             outside = sum(self.schedule.owned(v.name).volume * v.type.item_bytes for v in names)
+        outside += int(self.schedule.predicted.get("early_bytes", 0))
         explicit = self.explicit  # every piece of memory is a value
         for name in list(self.sizes):
             self._die(str(name), len(self.device))

@@ -15,7 +15,7 @@ def test_all_that_came_is_in_the_sum(dtype: torch.dtype) -> None:
         name: torch.zeros(size, dtype=dtype, requires_grad=True)
         for name, size in {"bias": 7, "scale": 1, "weight": SMALL + 1}.items()
     }
-    sums, exact = Sums(), {name: torch.zeros(leaf.shape, dtype=torch.float64) for name, leaf in leaves.items()}
+    sums, exact = Sums({}), {name: torch.zeros(leaf.shape, dtype=torch.float64) for name, leaf in leaves.items()}
     for name, leaf in leaves.items():
         sums.gather(leaf, name)
     for island in range(9):

@@ -1,0 +1,36 @@
+"""Memory for the gradients of weights, taken before anything else of a step.
+
+They come one after another in the middle of backward, and stay when all around them has gone: what an allocator could
+hand out in one piece lies in many then, with a gradient between any two. ResNet-50 at 4096² in a quarter of plain's
+memory held 3.8 GiB for 3.0 that were handed out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import torch
+from torch import Tensor
+
+from ..ir import Graph, Kind
+from ..ops.channels import LOW
+
+LARGE = 1 << 20  # bytes: an allocator of a GPU keeps smaller ones apart
+SINGLE = 4  # bytes of an element: in half precision sums are made in single
+
+
+def early_bytes(graph: Graph, graded: Collection[str]) -> int:
+    """At most: what is not summed in single precision takes half."""
+    types = (graph.type(name) for name in graded if graph.value[name].kind is Kind.PARAMETER)
+    sizes = (type_.size * max(type_.item_bytes, SINGLE) for type_ in types)
+    return sum(size for size in sizes if size > LARGE)
+
+
+def take_early(tensors: Mapping[str, Tensor], summed: Collection[str], device: torch.device) -> dict[str, Tensor]:
+    """For gradients of these tensors. `summed`: those that are summed in single precision, if theirs is half."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        dtype = torch.float32 if tensor.dtype in LOW and name in summed else tensor.dtype
+        if tensor.device == device and tensor.numel() * dtype.itemsize > LARGE:
+            found[name] = torch.empty_like(tensor, dtype=dtype, requires_grad=False)
+    return found
