@@ -115,7 +115,7 @@ def _facts(planning: Planning) -> list[Fact]:
             f"{chosen.peak_bytes / planning.budget:.1%} of the budget; plain {format_bytes(plain.peak_bytes)}",
         ),
         Fact("predicted time", format_predicted(chosen.time_s), against + waits),
-        Fact("to and from host", format_bytes(chosen.host_bytes) if chosen.host_bytes else "none"),
+        Fact("to and from host", format_bytes(chosen.host_bytes)),
     ]
     layout = chosen.layout
     if layout is not None:
