@@ -33,9 +33,10 @@ from tilegrad.report.page import Drawn, Page
 from tilegrad.report.plan_html import plan_page
 from tilegrad.report.tiles_html import tiles_page
 from tilegrad.sim.machine import find_machine
-from tilegrad.units import parse_bytes
+from tilegrad.units import is_decimal, parse_bytes, units_like
 
 ARGUMENTS = ["--no-sandbox", "--disable-gpu"]
+BUDGET = "4GB"
 DUMP = Path(__file__).parent.parent / "tests" / "data" / "unet_chainer.txt"
 TYPES = [f"aten.{name}" for name in ("convolution", "relu", "add", "native_batch_norm", "max_pool2d", "cat", "mm")]
 ARENAS = (0x7F3A_0000_0000, 0x7F3B_4000_0000, 0x7F52_0000_0000)  # far apart, as a caching allocator has them
@@ -113,7 +114,9 @@ def large_profile(operators: int, blocks: int) -> Profile:
 def draw_plan(picture: Path) -> None:
     """Candidates and charts."""
     steps = TrainingStep(load(DUMP), find_machine("v100"), Effort(nodes=0))
-    draw(plan_page(plan_step(Problem(parse_bytes("4GB"), steps))), "timeline", picture)
+    with units_like(is_decimal(BUDGET)):
+        page = plan_page(plan_step(Problem(parse_bytes(BUDGET), steps)))
+    draw(page, "timeline", picture)
 
 
 def draw_tiles(picture: Path) -> None:

@@ -90,6 +90,16 @@ def units_like(decimal: bool) -> Iterator[None]:
         _DECIMAL.reset(token)
 
 
+def in_decimal() -> bool:
+    """Are bytes printed in powers of 1000 here?"""
+    return _DECIMAL.get()
+
+
+# Pages format their figures with the same rule, in `report/report_base.js`: who changes one changes both.
+UNKNOWN = "–"  # never 0, which would be a figure
+PREDICTED, MEASURED = 2, 3  # figures of seconds that are known
+
+
 def format_bytes(count: int | float) -> str:
     """Three figures: `format_bytes(2**31) == "2.00GiB"`, inside of `units_like(True)` "2.15GB"."""
     size, decimal = float(count), _DECIMAL.get()
@@ -97,12 +107,32 @@ def format_bytes(count: int | float) -> str:
         if abs(size) < (999.5 if decimal else 1024) or unit[0] == "T":
             break
         size /= 1000 if decimal else 1024
-    return f"{size:.0f}{unit}" if unit == "B" or abs(size) >= 100 else f"{size:.{2 if abs(size) < 10 else 1}f}{unit}"
+    return f"{size:.0f}{unit}" if unit == "B" else f"{_round(size, 3)}{unit}"
+
+
+def _round(size: float, figures: int, whole: bool = True) -> str:
+    """So many figures of which none is added by rounding: 9.996 is "10.0". `whole`: those before the point stay."""
+    edge, power, places = _edge(figures), 10.0, figures - 1
+    while abs(size) >= edge * power:
+        places, power = places - 1, power * 10
+    if places < 0 and not whole:
+        return f"{size / 10**-places:.0f}{'0' * -places}"
+    return f"{size:.{max(places, 0)}f}"
+
+
+def _edge(figures: int) -> float:
+    """Of a power of ten: what is nearer to it is rounded up to it."""
+    return 1 - 5 / 10 ** (figures + 1)
+
+
+def chart_unit() -> tuple[int, str]:
+    """Of an axis, and of sizes to type: a million bytes, or 2**20."""
+    return (10**6, "MB") if _DECIMAL.get() else (2**20, "MiB")
 
 
 def round_up(count: int) -> str:
     """At least so many bytes, as someone would type them: `round_up(1) == "1MiB"`."""
-    size, unit = (10**6, "MB") if _DECIMAL.get() else (2**20, "MiB")
+    size, unit = chart_unit()
     return f"{-(-count // size)}{unit}"
 
 
@@ -120,21 +150,23 @@ def parse_seconds(text: str) -> float:
 
 def format_predicted(seconds: float) -> str:
     """Two figures, for more are not known: `format_predicted(0.5432) == "540 ms"`."""
-    if not isfinite(seconds):
-        return "unknown"
-    rounded = float(f"{seconds:.1e}")
-    unit, size = next((pair for pair in (("s", 1.0), ("ms", 1e-3)) if rounded >= pair[1]), ("us", 1e-6))
-    value = rounded / size
-    return f"{value:.{int(value < 10)}f} {unit}"
+    return _format_time(seconds, PREDICTED, whole=False)
 
 
 def format_seconds(seconds: float) -> str:
-    """Three or four figures with a unit: `format_seconds(0.0228) == "22.8 ms"`."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if abs(seconds) >= size or unit == "us":
-            break
-    value = seconds / size
-    return f"{value:.{0 if abs(value) >= 1000 else 1 if abs(value) >= 10 else 2}f} {unit}"
+    """Three figures with a unit, as much as two runs agree in: `format_seconds(0.0228) == "22.8 ms"`."""
+    return _format_time(seconds, MEASURED)
+
+
+def _format_time(seconds: float, figures: int, whole: bool = True) -> str:
+    if not isfinite(seconds):
+        return UNKNOWN
+    if not seconds:
+        return "0 s"
+    edge = _edge(figures)
+    units = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
+    unit, size = next((pair for pair in units if abs(seconds) / pair[1] >= edge), units[-1])
+    return f"{_round(seconds / size, figures, whole)} {unit}"
 
 
 def format_rate(per_second: float, what: str) -> str:

@@ -76,6 +76,7 @@ def test_names_in_a_notebook_are_text() -> None:
 def test_bytes_are_printed_in_the_units_of_the_budget() -> None:
     make, inputs, _ = PLANS["tiles in a budget"]
     for budget, other in (("2MB", "iB"), ("1953KiB", "MB")):
-        text = str(tilegrad.tile(make(), budget=budget).plan_for(*inputs))
-        assert other not in text, text
+        plan = tilegrad.tile(make(), budget=budget).plan_for(*inputs)
+        for text in (str(plan), repr(plan), plan._repr_html_()):
+            assert other not in text, text
     assert "budget      2.00MB" in str(tilegrad.tile(make(), budget="2MB").plan_for(*inputs))

@@ -39,7 +39,7 @@ PLANS = Table(
 def small_page(**changes: Any) -> Page:
     check_profile(PROFILE)
     page = Page(
-        "small network", "A summary.", (Fact("peak", "480 MiB", "96% of 500 MiB"),), ("A note.",), (PLANS,),
+        "small network", "A summary.", (Fact("peak", "480MiB", "96% of 500MiB"),), ("A note.",), (PLANS,),
         (Drawn("whole", PROFILE),), 500 * MIB,
     )  # fmt: skip
     return replace(page, **changes)

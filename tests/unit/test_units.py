@@ -10,6 +10,7 @@ from tilegrad.errors import InputError
 from tilegrad.units import (
     format_bytes,
     format_predicted,
+    format_seconds,
     format_sizes,
     is_decimal,
     parse_budget,
@@ -113,6 +114,8 @@ def test_a_share_of_a_device_of_unknown_size() -> None:
         (1000 * 1024, "1000KiB"),
         (2**20 - 1, "1024KiB"),
         (int(12.34 * 2**20), "12.3MiB"),
+        (int(9.996 * 2**20), "10.0MiB"),
+        (int(99.96 * 2**20), "100MiB"),
         (2**60, "1048576TiB"),
         (-(2**31), "-2.00GiB"),
     ],
@@ -180,11 +183,21 @@ def test_what_are_no_budgets(text: str, message: str) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(84.0, "84 s"), (1.038, "1.0 s"), (0.999, "1.0 s"), (0.5432, "540 ms"), (0.0228, "23 ms"), (3.1e-5, "31 us"),
-     (0.0, "0.0 us"), (float("inf"), "unknown")],
+    [(84.0, "84 s"), (1.038, "1.0 s"), (0.999, "1.0 s"), (0.5432, "540 ms"), (0.0228, "23 ms"), (3.1e-5, "31 µs"),
+     (1234.0, "1200 s"), (4e-8, "40 ns"), (0.0, "0 s"), (float("inf"), "–"), (float("nan"), "–")],
 )  # fmt: skip
 def test_predicted_seconds_have_two_figures(seconds: float, text: str) -> None:
     assert format_predicted(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(4000.0, "4000 s"), (84.0, "84.0 s"), (9.996, "10.0 s"), (0.9996, "1.00 s"), (0.996, "996 ms"),
+     (0.0228, "22.8 ms"), (3.79e-4, "379 µs"), (4e-8, "40.0 ns"), (-0.0228, "-22.8 ms"), (0.0, "0 s"),
+     (float("inf"), "–")],
+)  # fmt: skip
+def test_seconds_have_three_figures(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text
 
 
 def test_bytes_in_the_units_of_who_asks() -> None:

@@ -37,6 +37,7 @@ class Comparison:
     totals: tuple[Pair, ...]
     groups: tuple[Pair, ...]  # kernel seconds by group, the largest change first
     by: str
+    predicted: bool  # its times, of one of them at least
 
     @property
     def what(self) -> str:
@@ -59,7 +60,9 @@ def compare_profiles(before: Analysis, after: Analysis, by: By = "type") -> Comp
     one, two = (_by_key(analysis, by) for analysis in (before, after))
     groups = [Pair(key, "seconds", _kernel(one.get(key)), _kernel(two.get(key))) for key in dict.fromkeys([*one, *two])]
     groups.sort(key=lambda p: -abs((p.after or 0.0) - (p.before or 0.0)))
-    return Comparison(before.profile.name, after.profile.name, tuple(_totals(before, after)), tuple(groups), by)
+    predicted = before.profile.predicted or after.profile.predicted
+    names = before.profile.name, after.profile.name
+    return Comparison(*names, tuple(_totals(before, after)), tuple(groups), by, predicted)
 
 
 def _by_key(analysis: Analysis, by: By) -> dict[str, OperatorGroup]:
@@ -110,7 +113,7 @@ def compare_plans(names: tuple[str, str], before: Mapping[str, Any], after: Mapp
             if isinstance(c.get("planner"), str)
         )
     ]
-    return Comparison(*names, tuple(totals), tuple(planners), "planner")
+    return Comparison(*names, tuple(totals), tuple(planners), "planner", True)
 
 
 def _number(item: Any) -> float | None:

@@ -145,7 +145,7 @@ def _print(args: argparse.Namespace, analysis: Analysis, places: Sequence[int], 
     if places:
         by: By = args.by or "type"
         groups = group_operators([analysis.operators[at] for at in places], by, analysis.machine)
-        print_groups(_sorted_groups(groups, args), by, args.time, console)
+        print_groups(analysis, _sorted_groups(groups, args), by, args.time, console)
         shown = _sorted_places(places, analysis, args)[: args.top]
         if shown:
             print_operators(analysis, shown, f"top {len(shown)} by {args.sort}", args.time, console)

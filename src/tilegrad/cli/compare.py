@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,8 @@ from ..importers.head import read_head
 from ..importers.json_walk import open_json
 from ..report.html import save_page
 from ..report.profile_page import comparison_page
-from ..report.terminal import UNKNOWN, make_table, plain
-from ..units import format_bytes, format_seconds
+from ..report.terminal import make_table, plain
+from ..units import UNKNOWN, format_bytes, format_predicted, format_seconds, units_like
 from .analyze import read_profile
 from .console import make_console
 from .parser import refuse_idle
@@ -55,15 +56,16 @@ def run(args: argparse.Namespace) -> int:
         page = partial(comparison_page, found, (one, two))
     else:
         raise InputError("a plan and a profile cannot be compared", hint="two profiles, or two plans")
-    if args.html:
-        save_page(page(), args.html)
     text = json.dumps(found.to_json(), allow_nan=False)
     if args.json and args.json != "-":
         save_text(text + "\n", args.json, "the JSON")
-    if args.json == "-":
-        print(text)
-    else:
-        _print(found, args.top)
+    with units_like(any(plan is not None and plan.get("decimal") is True for plan in plans)):
+        if args.html:
+            save_page(page(), args.html)
+        if args.json == "-":
+            print(text)
+        else:
+            _print(found, args.top)
     return 0
 
 
@@ -87,7 +89,7 @@ def _read_plan(file: str) -> dict[str, Any] | None:
 
 def _print(found: Comparison, top: int) -> None:
     """Bars first: who wants the figures reads on."""
-    console = make_console()
+    console, say = make_console(), partial(_show, time=format_predicted if found.predicted else format_seconds)
     for name, pairs in ((f"{found.before} -> {found.after}", found.totals), (found.what, found.groups[:top])):
         if not pairs:
             continue
@@ -96,8 +98,8 @@ def _print(found: Comparison, top: int) -> None:
         for pair in pairs:
             most = max((abs(n) for p in pairs if p.unit == pair.unit for n in (p.before or 0, p.after or 0)), default=0)
             ratio = UNKNOWN if pair.ratio is None else f"{pair.ratio:.3f} x"
-            shown = (_show(pair, pair.before), _show(pair, pair.after))
-            table.add_row(plain(pair.name), _bars(pair, most), *shown, _change(pair), Text(ratio, _colour(pair)))
+            shown = (say(pair, pair.before), say(pair, pair.after))
+            table.add_row(plain(pair.name), _bars(pair, most), *shown, _change(pair, say), Text(ratio, _colour(pair)))
         console.print(table)
 
 
@@ -124,12 +126,12 @@ def _colour(pair: Pair) -> str:
     return "green" if change < 0 else "red" if change > 0 else ""
 
 
-def _show(pair: Pair, number: float | None) -> str:
+def _show(pair: Pair, number: float | None, time: Callable[[float], str]) -> str:
     if number is None:
         return UNKNOWN
     match pair.unit:
         case "seconds":
-            return format_seconds(number)
+            return time(number)
         case "bytes":
             return format_bytes(number)
         case "share":
@@ -137,8 +139,8 @@ def _show(pair: Pair, number: float | None) -> str:
     return f"{number:g}"
 
 
-def _change(pair: Pair) -> Text:
+def _change(pair: Pair, say: Callable[[Pair, float], str]) -> Text:
     if pair.before is None or pair.after is None:
         return Text(UNKNOWN)
     change = pair.after - pair.before
-    return Text(("+" if change > 0 else "") + _show(pair, change), _colour(pair))
+    return Text(("+" if change > 0 else "") + say(pair, change), _colour(pair))

@@ -70,7 +70,8 @@ def _run(path: Path) -> int:
 def _print(analysis: Analysis) -> None:
     console = make_console()
     print_summary(analysis, console)
-    print_groups(group_operators(analysis.operators, "type", analysis.machine), "type", "kernel", console)
+    groups = group_operators(analysis.operators, "type", analysis.machine)
+    print_groups(analysis, groups, "type", "kernel", console)
     taken = [operator_seconds(op, "kernel") for op in analysis.operators]
     slowest = sorted(range(len(taken)), key=lambda at: -taken[at])[:TOP]
     print_operators(analysis, slowest, f"top {len(slowest)} by time", "kernel", console)

@@ -15,7 +15,7 @@ from ..errors import BudgetError, InputError, one_of
 from ..ir import Graph
 from ..progress import Progress
 from ..sim.machine import Machine
-from ..units import format_bytes
+from ..units import format_bytes, format_predicted, in_decimal
 from .problem import Candidate, Planner, Problem, judge
 from .refusal import nothing_fits
 
@@ -97,6 +97,7 @@ class Planning:
             "network": self.graph.name,
             "machine": self.machine.name,
             "budget_bytes": self.budget,
+            "decimal": in_decimal(),  # was it given in powers of 1000?
             "plain": self.plain.to_json(base, offsets=True),
             "plan": self.chosen.to_json(base, offsets=True),
             "candidates": [c.to_json(base) | {"fits": c.peak_bytes <= self.budget} for c in self.candidates],
@@ -162,7 +163,11 @@ def _best(problem: Problem, asked: Container[str], found: Sequence[Candidate]) -
 
 
 def _so_far(found: Sequence[Candidate], best: Candidate | None) -> str:
-    fits = "none fits yet" if best is None else f"best {format_bytes(best.peak_bytes)}, {best.time_s:.3g} s a step"
+    fits = (
+        "none fits yet"
+        if best is None
+        else f"best {format_bytes(best.peak_bytes)}, {format_predicted(best.time_s)} a step"
+    )
     return f"{len(found)} candidates, {fits}"
 
 

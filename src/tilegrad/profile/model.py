@@ -121,6 +121,11 @@ class Profile:
     def ticks(self) -> int:
         return len(self.clock)
 
+    @property
+    def predicted(self) -> bool:
+        """Did it never run? Its times are not known as well as measured ones."""
+        return self.format == "simulated"
+
     @cached_property
     def devices(self) -> tuple[str, ...]:
         """Those with memory, the one with most bytes first."""

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from ..profile import Profile
+from ..units import in_decimal
 
-Unit = Literal["text", "count", "bytes", "seconds", "share", "rate"]  # rate: a plain number with its unit in the head
+# predicted: seconds that were; rate: a plain number with its unit in the head
+Unit = Literal["text", "count", "bytes", "seconds", "predicted", "share", "rate"]
 
 
 class Fact(NamedTuple):
-    """One figure of the header: "predicted peak", "1.2 GiB", "24% of the budget"."""
+    """One figure of the header: "predicted peak", "1.20GiB", "24% of the budget"."""
 
     term: str
     value: str
@@ -125,3 +127,4 @@ class Page:
     scatter: Scatter | None = None
     tiles: TileMap | None = None
     bars: tuple[Bars, ...] = ()
+    decimal: bool = field(default_factory=in_decimal)  # its bytes in powers of 1000, as in the texts made with it

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from ..analysis.simulated import is_timed, plan_profile
 from ..planners import Candidate, Planning
+from ..units import format_bytes, format_predicted
 from .curve import Curve, in_words, make_curve
 from .html import save_page
-from .html_text import format_mib, format_seconds, format_share
 from .page import Column, Drawn, Fact, Page, Point, Scatter, Table
 
 
@@ -23,7 +23,7 @@ def plan_page(planning: Planning, curve: Curve | None = None) -> Page:
     """All figures of it are predicted. `curve`: what else was asked for; of several budgets this one is drawn whole."""
     curve = curve or make_curve([planning.budget], [planning])
     several = len(curve.asked) > 1
-    place = f"a budget of {format_mib(planning.budget)}"
+    place = f"a budget of {format_bytes(planning.budget)}"
     told = f"{place}, and for {len(curve.asked) - 1} other budgets" if several else place
     drawn = _drawn(planning, curve)
     return Page(
@@ -44,7 +44,7 @@ def _drawn(planning: Planning, curve: Curve) -> list[Drawn]:
     plans = {"chosen plan": planning.chosen}
     for other in sorted(curve.plannings, key=lambda p: p.budget):
         if not any(other.chosen is plan for plan in (*plans.values(), planning.plain)):
-            plans[f"plan for {format_mib(other.budget)}"] = other.chosen
+            plans[f"plan for {format_bytes(other.budget)}"] = other.chosen
     if planning.plain is not planning.chosen:
         plans["plain"] = planning.plain
     return [
@@ -72,7 +72,7 @@ def _scatter(curve: Curve) -> Scatter | None:
 
 def _chosen_for(curve: Curve, plan: Candidate) -> str:
     budgets = curve.budgets_of(plan)
-    return f"chosen for {', '.join(map(format_mib, budgets))}" if budgets else ""
+    return f"chosen for {', '.join(map(format_bytes, budgets))}" if budgets else ""
 
 
 def _budgets(curve: Curve) -> Table:
@@ -82,17 +82,17 @@ def _budgets(curve: Curve) -> Table:
         if isinstance(found, Planning):
             plan = found.chosen
             figures = (plan.peak_bytes, plan.time_s, curve.extra(plan.time_s))
-            rows.append((format_mib(budget), share, plan.planner, in_words(plan), *figures))
+            rows.append((budget, share, plan.planner, in_words(plan), *figures))
         else:
-            least = f", the least is {format_mib(found.least_bytes)}" if found.least_bytes else ""
-            rows.append((format_mib(budget), share, None, f"nothing fits{least}", None, None, None))
+            least = f", the least is {format_bytes(found.least_bytes)}" if found.least_bytes else ""
+            rows.append((budget, share, None, f"nothing fits{least}", None, None, None))
     columns = (
-        Column("budget"),
+        Column("budget", "bytes"),
         Column("of plain", "share"),
         Column("planner"),
         Column("what it does"),
         Column("peak", "bytes"),
-        Column("time", "seconds"),
+        Column("time", "predicted"),
         Column("extra time", "share"),
     )
     return Table("Budgets", columns, rows, caption="What is chosen for each budget. Extra time is against plain.")
@@ -101,26 +101,26 @@ def _budgets(curve: Curve) -> Table:
 def _facts(planning: Planning) -> list[Fact]:
     chosen, plain, time = planning.chosen, planning.plain, planning.chosen.time
     waits = (
-        f", {format_seconds(time.stall_s)} of it waiting for copies" if time is not None and time.stall_s > 0 else ""
+        f", {format_predicted(time.stall_s)} of it waiting for copies" if time is not None and time.stall_s > 0 else ""
     )
     extra = chosen.time_s / plain.time_s - 1 if plain.time_s else math.nan
     against = f"{extra:+.1%} against plain" if math.isfinite(extra) else "plain is unknown"
     found = [
         Fact("machine", planning.machine.name),
-        Fact("budget", format_mib(planning.budget), f"{planning.budget:,} bytes"),
+        Fact("budget", format_bytes(planning.budget), f"{planning.budget:,} bytes"),
         Fact("planner", chosen.planner, chosen.detail),
         Fact(
             "predicted peak",
-            format_mib(chosen.peak_bytes),
-            f"{format_share(chosen.peak_bytes / planning.budget)} of the budget; plain {format_mib(plain.peak_bytes)}",
+            format_bytes(chosen.peak_bytes),
+            f"{chosen.peak_bytes / planning.budget:.1%} of the budget; plain {format_bytes(plain.peak_bytes)}",
         ),
-        Fact("predicted time", format_seconds(chosen.time_s), against + waits),
-        Fact("to and from host", format_mib(chosen.host_bytes) if chosen.host_bytes else "none"),
+        Fact("predicted time", format_predicted(chosen.time_s), against + waits),
+        Fact("to and from host", format_bytes(chosen.host_bytes)),
     ]
     layout = chosen.layout
     if layout is not None:
         exact = "as small as can be" if layout.exact else f"{layout.excess:.2%} over what is alive at once"
-        found.append(Fact("addresses", format_mib(layout.range_bytes), f"would do for what comes and goes: {exact}"))
+        found.append(Fact("addresses", format_bytes(layout.range_bytes), f"would do for what comes and goes: {exact}"))
     return found
 
 
@@ -142,10 +142,10 @@ def _candidates(planning: Planning, curve: Curve) -> Table:
             f"{c.planner} (plain)" if c is plain else c.planner,
             c.detail,
             c.peak_bytes,
-            "yes" if c.peak_bytes <= budget else f"{format_mib(c.peak_bytes - budget)} over",
+            "yes" if c.peak_bytes <= budget else f"{format_bytes(c.peak_bytes - budget)} over",
             c.time_s,
             curve.extra(c.time_s),
-            c.host_bytes or None,
+            c.host_bytes,
             *([_chosen_for(curve, c).removeprefix("chosen for ")] if len(curve.asked) > 1 else []),
         )
         for c in order
@@ -155,12 +155,12 @@ def _candidates(planning: Planning, curve: Curve) -> Table:
         Column("how"),
         Column("peak", "bytes"),
         Column("fits"),
-        Column("time", "seconds"),
+        Column("time", "predicted"),
         Column("extra time", "share"),
         Column("to and from host", "bytes"),
     ]
     if len(curve.asked) > 1:
         columns.append(Column("chosen for"))
-    caption = f"What was tried. Fits: {format_mib(budget)}. Extra time is against plain."
+    caption = f"What was tried. Fits: {format_bytes(budget)}. Extra time is against plain."
     marked = frozenset(i for i, c in enumerate(order) if curve.budgets_of(c))
     return Table("Candidates", tuple(columns), rows, marked, caption, mark="chosen")

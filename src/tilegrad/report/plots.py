@@ -11,7 +11,7 @@ from ..errors import InputError
 from ..extras import install_hint
 from ..files import whole_file
 from ..profile import BlockKind, Profile
-from ..units import printable
+from ..units import chart_unit, printable
 from .curve import Curve
 
 FORMATS = ("svg", "pdf", "png")
@@ -23,7 +23,6 @@ COLOURS = {  # by Okabe and Ito: told apart by all kinds of colour vision
     BlockKind.WORKSPACE: "#e69f00",
     BlockKind.UNKNOWN: "#cc79a7",
 }
-MIB = 2**20
 
 
 def save_memory_plot(profile: Profile, path: str | Path) -> None:
@@ -68,11 +67,12 @@ def _figure() -> Any:
 def _draw(axes: Any, profile: Profile) -> None:
     import numpy as np
 
+    size, unit = chart_unit()
     device, first = profile.devices[0], profile.clock[0] if profile.clock else 0.0
     curves, labels, colours = [], [], []
     for kind, colour in COLOURS.items():
         blocks = (b for b in profile.blocks if b.kind is kind and b.device == device)
-        curve = np.array(find_live(blocks, profile.ticks).curve) / MIB
+        curve = np.array(find_live(blocks, profile.ticks).curve) / size
         if curve.any():
             curves.append(curve)
             labels.append(str(kind))
@@ -80,7 +80,7 @@ def _draw(axes: Any, profile: Profile) -> None:
     times = (np.array(profile.clock) - first) * 1e3
     axes.stackplot(times, *curves, labels=labels, colors=colours, step="post", linewidth=0)
     axes.set_xlabel("time in ms")
-    axes.set_ylabel("memory in MiB")
+    axes.set_ylabel(f"memory in {unit}")
     axes.set_xlim(times.min(), times.max() if times.max() > times.min() else times.min() + 1)
     axes.set_ylim(bottom=0)
     axes.legend(loc="upper right", fontsize="small", framealpha=0.9)
@@ -88,23 +88,23 @@ def _draw(axes: Any, profile: Profile) -> None:
 
 
 def _draw_curve(axes: Any, curve: Curve) -> None:
-    low, high = curve.times
+    (low, high), (size, unit) = curve.times, chart_unit()
     planners = dict.fromkeys(c.planner for c in curve.points)
     for planner, colour in zip(planners, cycle(COLOURS.values())):
         points = [c for c in curve.points if c.planner == planner]
         for slow, marker in ((False, "o"), (True, "^")):  # what is too slow for the axis stands at its end
-            shown = [(c.peak_bytes / MIB, min(c.time_s, high) * 1e3) for c in points if (c.time_s > high) is slow]
+            shown = [(c.peak_bytes / size, min(c.time_s, high) * 1e3) for c in points if (c.time_s > high) is slow]
             label = planner if slow is (points[0].time_s > high) else None
             if shown:
                 style = {"label": label, "color": colour, "markeredgecolor": "#333333", "clip_on": False}
                 axes.plot(*zip(*shown, strict=True), marker, **style)
-    front = [(c.peak_bytes / MIB, c.time_s * 1e3) for c in curve.front]
-    front.append((curve.memory[1] / MIB, front[-1][1]))
+    front = [(c.peak_bytes / size, c.time_s * 1e3) for c in curve.front]
+    front.append((curve.memory[1] / size, front[-1][1]))
     axes.step(*zip(*front, strict=True), where="post", color="#333333", linewidth=1, zorder=0)
-    chosen = {(p.chosen.peak_bytes / MIB, p.chosen.time_s * 1e3) for p in curve.plannings}
+    chosen = {(p.chosen.peak_bytes / size, p.chosen.time_s * 1e3) for p in curve.plannings}
     axes.plot(*zip(*sorted(chosen), strict=True), "o", markersize=12, fillstyle="none", color="#d55e00", label="chosen")
     axes.set_ylim(low * 1e3 - 0.04 * (high - low) * 1e3, high * 1e3)
-    axes.set_xlabel("peak memory in MiB")
+    axes.set_xlabel(f"peak memory in {unit}")
     axes.set_ylabel("time of a step in ms")
     axes.legend(fontsize="small", framealpha=0.9)
     name = curve.tightest.graph.name

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 from ..analysis import Analysis
 from ..analysis.comparison import Comparison
 from ..analysis.groups import By, group_operators
-from ..units import format_bytes, format_seconds
+from ..units import UNKNOWN, format_bytes, format_predicted, format_seconds
 from .html_data import drawn_bytes, drawn_seconds
 from .page import Bar, Bars, Column, Drawn, Fact, Page, Table, Unit
-from .terminal import UNKNOWN
 
 if TYPE_CHECKING:
     from ..analysis.training import Training
@@ -37,9 +36,11 @@ def comparison_page(found: Comparison, both: tuple[Analysis, Analysis] | None = 
     tables = []
     for unit in ("seconds", "bytes", "share", "count"):
         rows = [(p.name, p.before, p.after, p.ratio) for p in found.totals if p.unit == unit]
-        columns = (Column("figure"), Column("before", unit), Column("after", unit), Column("ratio", "rate"))
+        shown = _time_unit(found.predicted) if unit == "seconds" else unit
+        columns = (Column("figure"), Column("before", shown), Column("after", shown), Column("ratio", "rate"))
         tables += [Table(f"Totals: {unit}", columns, rows)] if rows else []
-    columns = (Column(found.by), Column("before", "seconds"), Column("after", "seconds"), Column("ratio", "rate"))
+    time = _time_unit(found.predicted)
+    columns = (Column(found.by), Column("before", time), Column("after", time), Column("ratio", "rate"))
     groups = [(p.name, p.before, p.after, p.ratio) for p in found.groups[:ROWS]]
     tables += [Table(found.what, columns, groups, caption="Largest change first.")] if groups else []
     labels = (f"before: {found.before}", f"after: {found.after}")
@@ -55,27 +56,32 @@ def comparison_page(found: Comparison, both: tuple[Analysis, Analysis] | None = 
 
 def _bars(found: Comparison) -> Iterator[Bars]:
     """What has a length: seconds and bytes, and the groups that changed most."""
-    units: tuple[tuple[str, Unit], ...] = (("Time", "seconds"), ("Memory", "bytes"))
-    for title, unit in units:
+    time = _time_unit(found.predicted)
+    units: tuple[tuple[str, str, Unit], ...] = (("Time", "seconds", time), ("Memory", "bytes", "bytes"))
+    for title, unit, shown in units:
         rows = [p for p in found.totals if p.unit == unit]
         if rows:
-            yield Bars(title, unit, [Bar(p.name, p.before, p.after) for p in rows])
+            yield Bars(title, shown, [Bar(p.name, p.before, p.after) for p in rows])
     if found.groups:
         rows, most = list(found.groups[:BARS]), len(found.groups)
         caption = f"The {BARS} with the largest change of {most}." if most > BARS else "Largest change first."
-        yield Bars(found.what, "seconds", [Bar(p.name, p.before, p.after) for p in rows], caption)
+        yield Bars(found.what, time, [Bar(p.name, p.before, p.after) for p in rows], caption)
+
+
+def _time_unit(predicted: bool) -> Unit:
+    return "predicted" if predicted else "seconds"
 
 
 def _facts(analysis: Analysis) -> list[Fact]:
-    found = []
+    found, say = [], format_predicted if analysis.profile.predicted else format_seconds
     side = analysis.device or analysis.host
     if side is not None:
-        busy = f"{format_seconds(side.span_s)} on the {analysis.side}, busy for {side.busy_share:.1%} of it"
-        found.append(Fact("time", format_seconds(drawn_seconds(analysis.profile)), busy))
-        waits = UNKNOWN if side.wait_s is None else format_seconds(side.wait_s)
-        found.append(Fact("kernels", format_seconds(side.kernel_s), f"waits {waits}"))
+        busy = f"{say(side.span_s)} on the {analysis.side}, busy for {side.busy_share:.1%} of it"
+        found.append(Fact("time", say(drawn_seconds(analysis.profile)), busy))
+        waits = UNKNOWN if side.wait_s is None else say(side.wait_s)
+        found.append(Fact("kernels", say(side.kernel_s), f"waits {waits}"))
     for device, memory in analysis.memory.items():
-        own = f"{format_bytes(memory.owned.peak_bytes)} ({memory.owned.peak_bytes} bytes) of it allocated meanwhile"
+        own = f"{format_bytes(memory.owned.peak_bytes)} ({memory.owned.peak_bytes:,} bytes) of it allocated meanwhile"
         found.append(Fact(f"peak {device}".strip(), format_bytes(drawn_bytes(analysis.profile, device)), own))
         if memory.weight_bytes:
             found.append(Fact(f"weights {device}".strip(), format_bytes(memory.weight_bytes)))
@@ -89,11 +95,11 @@ def _facts(analysis: Analysis) -> list[Fact]:
 
 def _tables(analysis: Analysis, by: By, training: Training | None) -> list[Table]:
     groups = group_operators(analysis.operators, by, analysis.machine)
-    found = []
+    found, time = [], _time_unit(analysis.profile.predicted)
     if groups:
         columns = (
-            Column(by), Column("count", "count"), Column("kernel", "seconds"), Column("share", "share"),
-            Column("with waits", "seconds"), Column("GFLOP/s", "rate"), Column("GB/s", "rate"),
+            Column(by), Column("count", "count"), Column("kernel", time), Column("share", "share"),
+            Column("with waits", time), Column("GFLOP/s", "rate"), Column("GB/s", "rate"),
             Column("of roofline", "share"),
         )  # fmt: skip
         rows = [
@@ -114,8 +120,8 @@ def _giga(per_second: float | None) -> float | None:
 
 def _plans(training: Training) -> Table:
     columns = (
-        Column("budget", "bytes"), Column("planner"), Column("how"), Column("peak", "bytes"), Column("time", "seconds"),
-        Column("extra time", "share"),
+        Column("budget", "bytes"), Column("planner"), Column("how"), Column("peak", "bytes"),
+        Column("time", "predicted"), Column("extra time", "share"),
     )  # fmt: skip
     rows: list[tuple[str | int | float | None, ...]] = []
     for budget, plan in training.plans:

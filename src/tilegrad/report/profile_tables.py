@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -11,8 +11,8 @@ from ..analysis import Analysis
 from ..analysis.groups import OperatorGroup, TimeOf, format_shapes, operator_seconds
 from ..analysis.live import alive_at, ticks_are_operators
 from ..ir import Phase
-from ..units import format_bytes, format_predicted, format_rate, format_seconds
-from .terminal import UNKNOWN, make_table, plain, print_line
+from ..units import UNKNOWN, format_bytes, format_predicted, format_rate, format_seconds
+from .terminal import make_table, plain, print_line
 
 if TYPE_CHECKING:
     from ..analysis.training import Training
@@ -22,41 +22,46 @@ ALIVE = 8  # rows of what is alive at the peak
 
 def print_summary(analysis: Analysis, console: Console) -> None:
     """What it is, and how long it took."""
-    profile = analysis.profile
+    profile, say = analysis.profile, _say_time(analysis)
     ran = f"{len(profile.operators)} operators" + (f", {len(profile.idle)} never ran" if profile.idle else "")
     print_line(console, f"{profile.name}: {profile.format}, {ran}, {len(profile.blocks)} blocks of memory")
     for name, side in (("device", analysis.device), ("host", analysis.host)):
         if side is not None:
             print_line(
                 console,
-                f"{name:<10}  span {format_seconds(side.span_s)}, operators {format_seconds(side.total_s)}, "
-                f"kernels {format_seconds(side.kernel_s)}, "
-                f"waits {UNKNOWN if side.wait_s is None else format_seconds(side.wait_s)}, "
+                f"{name:<10}  span {say(side.span_s)}, operators {say(side.total_s)}, "
+                f"kernels {say(side.kernel_s)}, "
+                f"waits {UNKNOWN if side.wait_s is None else say(side.wait_s)}, "
                 f"busy {side.busy_share:.1%}, {len(side.lanes)} lane{'s' * (len(side.lanes) != 1)}",
             )
     gaps = analysis.gaps.to_json(profile.operators)
     if gaps["count"] and gaps["total_s"]:
         print_line(
             console,
-            f"gaps        {gaps['count']} of {format_seconds(gaps['total_s'])} in all, median "
-            f"{format_seconds(gaps['median_s'])}, longest {format_seconds(gaps['max_s'])} after operator "
+            f"gaps        {gaps['count']} of {say(gaps['total_s'])} in all, median "
+            f"{say(gaps['median_s'])}, longest {say(gaps['max_s'])} after operator "
             f"{gaps['longest'][0]['before']}",
         )
     if (lag := analysis.lag) is not None:
         found = lag.to_json(profile.operators)
         least = "" if profile.one_clock else "at least "
         early = found["host_done_early_s"]
-        done = f"the host had issued all {format_seconds(early)} before the device was done" if early > 0 else ""
+        done = f"the host had issued all {say(early)} before the device was done" if early > 0 else ""
         print_line(
             console,
-            f"lag         {least}{format_seconds(found['median_s'])} (median) from issue to kernel, most "
-            f"{format_seconds(found['max_s'])}" + (f"; {done}" if done else ""),
+            f"lag         {least}{say(found['median_s'])} (median) from issue to kernel, most "
+            f"{say(found['max_s'])}" + (f"; {done}" if done else ""),
         )
     for note in profile.notes:
         print_line(console, f"note: {note}")
 
 
-def print_groups(groups: Sequence[OperatorGroup], by: str, time: TimeOf, console: Console) -> None:
+def _say_time(analysis: Analysis) -> Callable[[float], str]:
+    return format_predicted if analysis.profile.predicted else format_seconds
+
+
+def print_groups(analysis: Analysis, groups: Sequence[OperatorGroup], by: str, time: TimeOf, console: Console) -> None:
+    say = _say_time(analysis)
     names = (by, "count", "kernel", "share", "with waits", "rate", "bandwidth", "of roofline", "bound by")
     table = make_table(plain(f"by {by}, most {time} time first"), names, left=(by, "bound by"), overflow="fold")
     for group in groups:
@@ -64,9 +69,9 @@ def print_groups(groups: Sequence[OperatorGroup], by: str, time: TimeOf, console
         table.add_row(
             plain(group.key),
             str(group.count),
-            format_seconds(rates.kernel_s),
+            say(rates.kernel_s),
             f"{group.share:.1%}",
-            format_seconds(group.total_s),
+            say(group.total_s),
             _rate(rates.flops_per_s, "FLOP/s"),
             _rate(rates.bytes_per_s, "B/s"),
             f"{rates.roof_share:.0%}" if rates.roof_share is not None else UNKNOWN,
@@ -80,6 +85,7 @@ def _rate(per_second: float | None, what: str) -> str:
 
 
 def print_operators(analysis: Analysis, places: Iterable[int], title: str, time: TimeOf, console: Console) -> None:
+    say = _say_time(analysis)
     names = ("seq", "id", "type", "name", "shapes", time, "rate", "bandwidth")
     table = make_table(plain(title), names, left=("type", "name", "shapes"), overflow="fold")
     for at in places:
@@ -90,7 +96,7 @@ def print_operators(analysis: Analysis, places: Iterable[int], title: str, time:
             plain(op.type),
             plain(op.module or op.name),
             f"{format_shapes(op.in_shapes)} -> {format_shapes(op.out_shapes)}" if op.in_shapes or op.out_shapes else "",
-            format_seconds(operator_seconds(op, time)),
+            say(operator_seconds(op, time)),
             _rate(row["flops_per_s"], "FLOP/s"),
             _rate(row["bytes_per_s"], "B/s"),
         )

@@ -11,7 +11,7 @@ from rich.console import Console
 from ..planners.ranks.account import Account, imbalance, make_accounts
 from ..planners.ranks.forecast import Forecast
 from ..planners.ranks.plan import MeshPlan
-from ..units import format_bytes, format_rate
+from ..units import format_bytes, format_predicted, format_rate
 from .terminal import make_table
 
 
@@ -70,5 +70,5 @@ def print_forecasts(title: str, forecasts: Sequence[Forecast], console: Console)
         spent = (f.step_s, f.compute_s, f.halo_s, f.fold_s, f.sum_s)
         memory = format_bytes(f.peak_bytes) + ("" if f.fits else " (too much)")
         moved = (format_bytes(f.sent_bytes), format_bytes(f.summed_bytes), str(f.messages), str(f.tiles))
-        table.add_row(f.link, *(f"{1e3 * s:.1f} ms" for s in spent), memory, *moved)
+        table.add_row(f.link, *map(format_predicted, spent), memory, *moved)
     console.print(table)

@@ -93,7 +93,8 @@ function setView(lo, hi) {
   const middle = (lo + hi) / 2, from = clamp(middle - length / 2, 0, view.most - length);
   Object.assign(view, { lo: from, hi: from + length });
   byId("range").textContent = isZoomed()
-    ? `${sayTime(view.lo)} to ${sayTime(view.hi)} of ${sayLength(view.most)}` : `all of ${sayLength(view.most)}`;
+    ? `${pointTime(view.lo)} to ${pointTime(view.hi)} of ${timed ? pointTime(view.most) : sayLength(view.most)}`
+    : `all of ${sayLength(view.most)}`;
   byId("reset").hidden = !isZoomed();
   redrawSoon();
 }
@@ -138,30 +139,25 @@ function inside(context, frame, draw) {
 }
 
 function drawTimes(context, frame, colours) {
-  const length = (view.hi - view.lo) * unit, count = clamp(frame.width / 110, 2, 9);
-  const [factor, name] = !timed ? [1, ""] : length >= 2 ? [1, " s"] : length >= 2e-3 ? [1e3, " ms"]
-    : length >= 2e-6 ? [1e6, " µs"] : [1e9, " ns"];
-  const scale = unit * factor, step = Math.max(roundStep(((view.hi - view.lo) * scale) / count), timed ? 0 : 1);
-  const digits = clamp(Math.ceil(-Math.log10(step) - 1e-9) + (String(step).endsWith("25") ? 1 : 0), 0, 9);
+  const count = clamp(frame.width / 110, 2, 9), { lo, hi } = view;
+  const ticks = timed ? listTimes(lo * unit, hi * unit, count) : listTicks(lo, hi, count, 1, "", 1);
   context.fillStyle = colours.muted;
   Object.assign(context, { textBaseline: "top", textAlign: "center" });
-  for (let i = Math.ceil((view.lo * scale) / step - 1e-9); i * step <= view.hi * scale * (1 + 1e-12); i += 1) {
-    const x = frame.x((i * step) / scale), text = `${(i * step).toFixed(digits)}${name}`;
+  for (const [at, text] of ticks) {
+    const x = frame.x(at / unit), half = context.measureText(text).width / 2;
     line(context, [[x, frame.top], [x, frame.bottom]], colours.line, 1);
     line(context, [[x, frame.bottom], [x, frame.bottom + 5]], colours.muted, 1);
-    const half = context.measureText(text).width / 2;
     context.fillText(text, clamp(x, frame.left, frame.right + 14 - half), frame.bottom + 9);
   }
   line(context, [[frame.left, frame.bottom], [frame.right, frame.bottom]], colours.muted, 1);
 }
 
 function drawBytes(context, frame, most, colours) {
-  const [size, name] = most >= GIB ? [GIB, "GiB"] : [MIB, "MiB"], step = roundStep(most / size / 6) * size;
   const y = (count) => frame.bottom - (count / most) * frame.height;
   Object.assign(context, { textBaseline: "middle", textAlign: "right", fillStyle: colours.muted });
-  for (let at = 0; at <= most * 1.0001; at += step) {
+  for (const [at, text] of listSizes(0, most, 6)) {
     line(context, [[frame.left, y(at)], [frame.right, y(at)]], colours.line, 1);
-    context.fillText(`${Number((at / size).toPrecision(6))} ${name}`, frame.left - 7, y(at));
+    context.fillText(text, frame.left - 7, y(at));
   }
   return y;
 }

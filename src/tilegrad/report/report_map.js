@@ -112,7 +112,7 @@ function sayRect(device, i) {
   return [texts[name[i]], exactBytes(bytes[i]), data.classes[blocks.class[i]],
     ...(maker >= 0 ? [`made by ${sayOperator(maker)}`] : []),
     ...(maker >= 0 && textOf(operators.shapes, maker) ? [textOf(operators.shapes, maker)] : []),
-    timed ? `${sayTime(from)} to ${sayTime(to)}, for ${sayLength(to - from)}`
+    timed ? `${pointTime(from)} to ${pointTime(to)}, for ${pointLength(to - from)}`
       : `steps ${formatCount(start[i] + 1)} to ${formatCount(stop[i])}`,
     `addresses ${hex(address)} to ${hex(address + BigInt(bytes[i]))}`,
     ...(fromOutside.has(i) ? ["handed in from outside"] : [])];

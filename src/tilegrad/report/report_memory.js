@@ -106,7 +106,7 @@ function drawMemory(context, size, colours, memory, others) {
 function sayMemory(tick, memory, others, lanes) {
   const at = startOf(tick), running = runningAt(lanes, at).slice(0, 3);
   const alive = aliveAt(memory.place, tick), rest = alive.length - MOST_NAMED;
-  return [exactBytes(memory.total[tick]), timed ? `at ${sayTime(at)}, moment ${formatCount(tick + 1)} of ` +
+  return [exactBytes(memory.total[tick]), timed ? `at ${pointTime(at)}, moment ${formatCount(tick + 1)} of ` +
     `${formatCount(tickCount)}` : `in ${sayTime(at)} of ${formatCount(tickCount)}`,
   ...running.map(({ lane, op }) => `${lane.name}: ${sayOperator(op)}`),
   ...others.map((other) => `${other.label}: ${at > other.end ? "has ended by then"
@@ -194,6 +194,6 @@ function showPeak(memory) {
     { name: "of the peak", unit: "share", get: (row) => blocks.bytes[alive[row]] / (peak || 1) },
     { name: "use", unit: "text", get: (row) => data.classes[blocks.class[alive[row]]] },
     { name: "made by", unit: "text", get: (row) => makerOf(alive[row]) },
-    { name: `lives for${timed ? "" : " steps"}`, unit: timed ? "seconds" : "count", get: (row) => life(alive[row]) },
+    { name: `lives for${timed ? "" : " steps"}`, unit: timed ? clockUnit : "count", get: (row) => life(alive[row]) },
   ] });
 }

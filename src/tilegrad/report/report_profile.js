@@ -20,8 +20,16 @@ const hasTime = Boolean(profile) && profile.end > 0;
 const MOST_ROWS = 240; // of all lanes together
 
 const textOf = (column, i) => (column ? texts[column[i]] : "");
-const sayTime = (at) => (timed ? formatSeconds(at * unit) : `step ${formatCount(Math.floor(at) + 1)}`);
-const sayLength = (length) => (timed ? formatSeconds(length * unit) : `${formatCount(length)} steps`);
+const clockUnit = profile?.predicted ? "predicted" : "seconds"; // of figures beside the charts
+
+/** As many figures as the page has elsewhere. */
+const sayTime = (at) => (timed ? show(at * unit, clockUnit) : `step ${formatCount(Math.floor(at) + 1)}`);
+const sayLength = (length) => (timed ? show(length * unit, clockUnit) : `${formatCount(length)} steps`);
+
+/** Of what is pointed at: a prediction has a figure more, and a moment one with each tenfold zoom. */
+const pointLength = (length, more = 0) => (timed ? formatTime(length * unit, MEASURED + more) : sayLength(length));
+const pointTime = (at) => (timed ? pointLength(at, Math.floor(Math.log10(view.most / (view.hi - view.lo)) + 1e-9))
+  : sayTime(at));
 
 // Operators ---------------------------------------------------------------------------------------------------------
 

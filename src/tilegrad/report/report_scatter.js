@@ -20,18 +20,15 @@ function scatterFrame({ memory, times }) {
 }
 
 function scatterAxes({ memory, times, plain_s: plain, budgets }, { x, y, end, ground }) {
-  const [size, name] = memory[1] >= GIB ? [GIB, "GiB"] : [MIB, "MiB"], parts = [];
-  const step = roundStep(((memory[1] - memory[0]) / size / SCATTER.width) * 110) * size;
-  const gap = roundStep((times[1] - times[0]) / 5);
-  for (let at = Math.ceil(memory[0] / step) * step; at <= memory[1]; at += step) {
+  const parts = [];
+  for (const [at, text] of listSizes(...memory, SCATTER.width / 110)) {
     parts.push(makeShape("line", { class: "grid", x1: x(at), x2: x(at), y1: SCATTER.top, y2: ground }),
-      makeShape("text", { x: x(at), y: ground + 20, "text-anchor": "middle" },
-        `${Number((at / size).toPrecision(6))} ${name}`));
+      makeShape("text", { x: x(at), y: ground + 20, "text-anchor": "middle" }, text));
   }
-  for (let at = Math.ceil(times[0] / gap) * gap; at <= times[1]; at += gap) {
-    const more = plain ? `${at >= plain ? "+" : "−"}${Math.abs((at / plain - 1) * 100).toFixed(0)}%` : "";
+  for (const [at, text] of listTimes(...times, 5)) {
+    const more = plain ? `${at >= plain ? "+" : "−"}${toPlaces(Math.abs((at / plain - 1) * 100), 0)}%` : "";
     parts.push(makeShape("line", { class: "grid", x1: SCATTER.left, x2: end, y1: y(at), y2: y(at) }),
-      makeShape("text", { x: SCATTER.left - 6, y: y(at) - 1, "text-anchor": "end" }, formatSeconds(at)),
+      makeShape("text", { x: SCATTER.left - 6, y: y(at) - 1, "text-anchor": "end" }, text),
       makeShape("text", { x: SCATTER.left - 6, y: y(at) + 12, "text-anchor": "end", class: "small" }, more));
   }
   const within = budgets.filter((budget) => budget >= memory[0] && budget <= memory[1]);
@@ -49,7 +46,7 @@ function frontPath(points, { x, y, end }) {
 function sayPlan([bytes, seconds, text, chosen], plain) {
   const share = plain ? formatShare(Math.abs(seconds / plain - 1)) : "";
   const extra = plain ? `, ${seconds >= plain ? "+" : "−"}${share} against plain` : "";
-  return [text, `peak ${exactBytes(bytes)}`, `${formatSeconds(seconds)}${extra}`, ...(chosen ? [chosen] : [])];
+  return [text, `peak ${exactBytes(bytes)}`, `${formatTime(seconds, MEASURED)}${extra}`, ...(chosen ? [chosen] : [])];
 }
 
 /** A chosen plan is filled, a slow one at the end of the axis a triangle. */

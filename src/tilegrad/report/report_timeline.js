@@ -130,10 +130,10 @@ function saySpan(span, row, facts) {
   const type = [texts[operators.type[op]], textOf(operators.phase, op)].filter(Boolean).join(", ");
   return [texts[operators.name[op]], type, ...more.filter(Boolean),
     sayLane(lane),
-    timed ? `from ${sayTime(start[span])}, for ${sayLength(length[span])}` : sayTime(start[span]),
-    ...(wait[span] ? [`the first ${sayLength(wait[span])} waiting`] : []),
+    timed ? `from ${pointTime(start[span])}, for ${pointLength(length[span])}` : sayTime(start[span]),
+    ...(wait[span] ? [`the first ${pointLength(wait[span])} waiting`] : []),
     ...(timed && other !== null && host[op] !== work[op]
-      ? [`${formatSeconds(other)} on the ${lane.side === "host" ? "device" : "host"}`] : []),
+      ? [`${formatTime(other, MEASURED)} on the ${lane.side === "host" ? "device" : "host"}`] : []),
     ...rate(operators.flops, "GFLOP/s"), ...rate(operators.bytes, "GB/s")];
 }
 
@@ -176,9 +176,9 @@ function flameLanes(lanes, facts, groups) {
   }
   const { op } = profile.spans, say = (at, row) => {
     const bar = bars[at], whole = totals.get(bar.path), length = bar.end - bar.start;
-    return bar.own ? saySpan(bar.span, row, facts) : [bar.path, `${formatCount(bar.runs)} runs, ${sayLength(length)}`,
+    return bar.own ? saySpan(bar.span, row, facts) : [bar.path, `${formatCount(bar.runs)} runs, ${pointLength(length)}`,
       ...(bar.phase ? [bar.phase] : []), ...(whole.count > 1
-        ? [`in all ${formatCount(whole.count)} stretches of ${sayLength(whole.length)}`] : []),
+        ? [`in all ${formatCount(whole.count)} stretches of ${pointLength(whole.length)}`] : []),
       `${formatShare(whole.length / profile.end)} of the time drawn`, sayLane(row.lane)];
   };
   const table = { start: Float64Array.from(bars, (bar) => bar.start),

@@ -11,8 +11,6 @@ from rich.text import Text
 
 from ..units import printable
 
-UNKNOWN = "–"  # never 0, which would be a figure
-
 
 def make_table(title: str | Text, names: Iterable[str], left: Collection[str] = (), **column: Any) -> Table:
     """A table with these columns, of which those in `left` are texts, the others figures. `column`: how rich shows

@@ -28,7 +28,8 @@ def print_costs(plain: tuple[int, float], tiled: tuple[int, float], console: Con
     share = tiled_bytes / plain_bytes if plain_bytes else 0.0
     peaks = f"plain {format_bytes(plain_bytes)}   tiled {format_bytes(tiled_bytes)} ({share:.1%})"
     console.print(f"peak bytes of the step   {peaks}")
-    console.print(f"time of the step         plain {plain_s:.3f} s   tiled {tiled_s:.3f} s ({tiled_s / plain_s:.2f} x)")
+    times = f"plain {format_seconds(plain_s)}   tiled {format_seconds(tiled_s)} ({tiled_s / plain_s:.2f} x)"
+    console.print(f"time of the step         {times}")
 
 
 def verification_page(found: Verification, title: str) -> Page:

@@ -102,6 +102,15 @@ def test_plans(tmp_path: Path, capsys: Capture) -> None:
     assert "Two plans, side by side" in (tmp_path / "p.html").read_text()
 
 
+def test_plans_are_told_as_their_budgets_were_given_and_in_two_figures(tmp_path: Path, capsys: Capture) -> None:
+    plans = [plan(at * 10**6, 1.2345 / at) | {"decimal": True} for at in (2, 4)]
+    files = [str(write_json(tmp_path / f"{at}.json", found)) for at, found in enumerate(plans)]
+    rows = [cells(line) for line in printed(capsys, *files, "--html", str(tmp_path / "p.html")).splitlines()]
+    assert ["2.00MB", "4.00MB", "+2.00MB", "2.000 x"] in [row[2:] for row in rows if row[:1] == ["budget"]]
+    assert ["620 ms", "310 ms", "-310 ms", "0.500 x"] in [row[2:] for row in rows if row[:1] == ["plan time"]]
+    assert '"decimal":true' in (tmp_path / "p.html").read_text()
+
+
 def test_what_cannot_be_compared(both: list[str], tmp_path: Path, capsys: Capture) -> None:
     a_plan = str(write_json(tmp_path / "plan.json", plan(2, 1.0)))
     assert "a plan and a profile cannot be compared" in refuse(capsys, both[0], a_plan)

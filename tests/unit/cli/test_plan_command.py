@@ -60,9 +60,9 @@ def refuse(capsys: pytest.CaptureFixture[str], *args: str) -> str:
 
 def test_json(graph: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = plan(capsys, graph, "--budget", "4.5MB")
-    assert found.keys() == {"schema", "network", "machine", "budget_bytes", "plain", "plan", "candidates"}
+    assert found.keys() == {"schema", "network", "machine", "budget_bytes", "decimal", "plain", "plan", "candidates"}
     assert (found["schema"], found["network"], found["machine"]) == (1, "random", "v100")
-    assert found["budget_bytes"] == 4_500_000
+    assert found["budget_bytes"] == 4_500_000 and found["decimal"] is True
     assert found["plain"].keys() == found["plan"].keys() == COST
     assert all(item.keys() == COST | {"fits"} for item in found["candidates"])
     assert {c["planner"] for c in found["candidates"]} == {"keep", "segments", "recompute", "offload"}
@@ -177,6 +177,8 @@ def test_a_plot_and_a_report_of_several_budgets(graph: str, tmp_path: Path, caps
     plan(capsys, graph, "--budget", "60%..90%", "--plot", str(files[0]), "--html", str(files[1]), "--effort", "0")
     assert "peak memory in MiB" in files[0].read_text() and '"Budgets"' in files[1].read_text()
     assert sorted(tmp_path.iterdir()) == sorted([Path(graph), *files])  # no draft is left
+    plan(capsys, graph, "--budget", "4.5MB", "--plot", str(files[0]), "--html", str(files[1]), "--effort", "0")
+    assert "peak memory in MB" in files[0].read_text() and '"decimal":true' in files[1].read_text()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tilegrad.profile import Block, BlockKind, Operator, Profile, Span
 from tilegrad.report.html_data import memory_curve, page_data, squeeze
-from tilegrad.report.html_text import clean_text, format_mib, format_seconds, format_share
+from tilegrad.report.html_text import clean_text
 from tilegrad.report.page import Column, Drawn, Page, Table
 
 OPERATORS = (
@@ -184,22 +184,3 @@ def test_cells_that_json_cannot_say() -> None:
     assert [row[0] for row in page_data(Page("t", tables=(table,)))["tables"][0]["rows"]] == [
         None, None, 1.5, None, True, "x\ufffd",
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 MiB"), (1, "<0.0001 MiB"), (2**10, "0.0010 MiB"), (2**20, "1.00 MiB"), (2**30 - 1, "1024 MiB"),
-     (2**30, "1.00 GiB"), (2**50, "1048576 GiB"), (-(2**20), "-1.00 MiB")],
-)  # fmt: skip
-def test_bytes_are_mib_or_gib(count: int, text: str) -> None:
-    assert format_mib(count) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.0, "0.000 µs"), (1.5e-6, "1.500 µs"), (0.0123, "12.30 ms"), (1.0, "1.000 s"), (4000.0, "4000 s"),
-     (float("inf"), "unknown")],
-)  # fmt: skip
-def test_seconds(seconds: float, text: str) -> None:
-    assert format_seconds(seconds) == text
-    assert format_share(0.125) == "12.5%" and format_share(float("nan")) == "unknown"

@@ -93,9 +93,7 @@ def test_candidates_are_all_there() -> None:
     assert page.title == "chain" and page.budget_bytes == planning.budget and "on v100 in a budget of" in page.summary
     table, base = page.tables[0], planning.plain.time_s
     found = {(row[1], row[2], row[4], row[5], row[6]) for row in table.rows}
-    assert found == {
-        (c.detail, c.peak_bytes, c.time_s, c.time_s / base - 1, c.host_bytes or None) for c in planning.candidates
-    }
+    assert found == {(c.detail, c.peak_bytes, c.time_s, c.time_s / base - 1, c.host_bytes) for c in planning.candidates}
     assert len(table.rows) == len(planning.candidates) > 3
     (marked,) = table.marked
     assert table.rows[marked][1] == planning.chosen.detail and table.mark == "chosen"
@@ -111,7 +109,7 @@ def test_facts(offloaded: Planning) -> None:
         "machine", "budget", "planner", "predicted peak", "predicted time", "to and from host", "addresses",
     }  # fmt: skip
     assert facts["planner"].value == "offload" and facts["budget"].more == f"{offloaded.budget:,} bytes"
-    assert facts["to and from host"].value.endswith(" MiB") and "against plain" in facts["predicted time"].more
+    assert facts["to and from host"].value.endswith("MiB") and "against plain" in facts["predicted time"].more
 
 
 def test_the_chosen_plan_and_plain_are_drawn(offloaded: Planning) -> None:
