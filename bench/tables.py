@@ -104,9 +104,10 @@ def _method(row: dict[str, Any]) -> str:
 
 
 def dial(rows: Rows) -> Iterator[Sequence[str]]:
-    yield from _head("budget, of plain's peak", "time, times plain's", "allocated, of the budget", "plan")
+    yield from _head("budget, of plain's peak", "time, times plain's", "allocated, of the budget", "held", "plan")
     for row in rows:
-        yield [_percent(row["share"]), _ratio(row["ratio"]), _percent(row["kept"]), row["plan"]]
+        used = (_percent(row["kept"]), _percent(row["reserved"]))
+        yield [_percent(row["share"]), _ratio(row["ratio"]), *used, row["plan"]]
 
 
 def largest(rows: Rows) -> Iterator[Sequence[str]]:

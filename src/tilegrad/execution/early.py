@@ -8,12 +8,14 @@ memory held 3.8 GiB for 3.0 that were handed out.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..ir import Graph, Kind
 from ..ops.channels import LOW
+from .executor import Executor
 
 LARGE = 1 << 20  # bytes: an allocator of a GPU keeps smaller ones apart
 SINGLE = 4  # bytes of an element: in half precision sums are made in single
@@ -26,11 +28,15 @@ def early_bytes(graph: Graph, graded: Collection[str]) -> int:
     return sum(size for size in sizes if size > LARGE)
 
 
-def take_early(tensors: Mapping[str, Tensor], summed: Collection[str], device: torch.device) -> dict[str, Tensor]:
-    """For gradients of these tensors. `summed`: those that are summed in single precision, if theirs is half."""
+def take_early(
+    executor: Executor, tensors: Mapping[str, Any], needs: Collection[str], device: torch.device
+) -> dict[str, Tensor]:
+    """By weight, for its gradient, if the schedule has room for it. `needs`: what needs one."""
     found: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        dtype = torch.float32 if tensor.dtype in LOW and name in summed else tensor.dtype
+    weights = executor.graph.of_kind(Kind.PARAMETER) if executor.schedule.early else ()
+    for name in (value.name for value in weights if value.name in needs):
+        tensor = tensors[name]
+        dtype = torch.float32 if tensor.dtype in LOW and executor.is_summed(name) else tensor.dtype
         if tensor.device == device and tensor.numel() * dtype.itemsize > LARGE:
             found[name] = torch.empty_like(tensor, dtype=dtype, requires_grad=False)
     return found

@@ -26,6 +26,7 @@ from ..schedule import (
 from .compiled import Compiled, PartStep, with_compiled
 from .prepared import prepared
 from .stretch import Stretch, WholeChain, WholeNode, WholeStep
+from .sums import PAIR
 
 AnyStep = IslandStep | Fused | WholeStep
 ProgramStep = PartStep | Compiled
@@ -76,6 +77,10 @@ class Executor:
             while (alias := self.graph.value[root].alias) is not None:
                 root = alias
             self.members.setdefault(root, []).append(value.name)
+
+    def is_summed(self, name: str) -> bool:
+        """Do so many islands add to the gradient of a value that half precision would not do?"""
+        return self.readers.get(name, 0) > PAIR
 
     def program(self, island: Island) -> tuple[ProgramStep, ...]:
         """An island's steps, made once: several nodes are one step where there is a kernel for them."""

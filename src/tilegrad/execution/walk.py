@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..errors import InternalError
 from ..images import ImageSource
-from ..ir import Graph, Kind
+from ..ir import Graph
 from ..ops import Place
 from ..ops.base import Seed
 from ..ops.channels import LOW
@@ -39,7 +39,7 @@ from .ranks import Ranks
 from .record import Record
 from .saved import memory_of
 from .shelf import Shelf
-from .sums import PAIR, Sums
+from .sums import Sums
 from .unchanged import version_of, was_changed
 
 Sink = Callable[[Box, Tensor], None]
@@ -67,7 +67,7 @@ class Pass:
         self.values: dict[str, Field] = {}
         self.grads: dict[str, Field] = {}
         self.leaves: dict[str, Tensor] = {}  # outside values that are read whole, as autograd knows them
-        self.early = self._early()
+        self.early = take_early(executor, tensors, self.needs, device)  # memory that gradients have already
         self.sums = Sums(self.early)  # of their gradients, where made in another precision
         self.totals: dict[str, tuple[Tensor, ...]] = {}  # of folds
         self.known: dict[str, Any] = {}  # what tiles of a node have in common
@@ -87,17 +87,6 @@ class Pass:
         self.versions: dict[str, int] = {}
         self.reached: frozenset[str] = frozenset()
         self.again = self.spent = False
-
-    def _early(self) -> dict[str, Tensor]:
-        """Memory for gradients that is there from the beginning, until they come."""
-        if not self.executor.schedule.early:
-            return {}
-        weights = {v.name: self.tensors[v.name] for v in self.graph.of_kind(Kind.PARAMETER) if v.name in self.needs}
-        return take_early(weights, {name for name in weights if self._is_summed(name)}, self.device)
-
-    def _is_summed(self, name: str) -> bool:
-        """Do so many islands add to its gradient that half precision would not do?"""
-        return self.executor.readers.get(name, 0) > PAIR
 
     # -- the two halves ------------------------------------------------------------------------------------------------
 
@@ -350,7 +339,7 @@ class Pass:
         """An outside value that is read whole, as autograd's leaf: all islands add to its gradient."""
         if name not in self.leaves:
             self.leaves[name] = leaf = self.read(name, self.executor.full[name]).detach().requires_grad_()
-            if leaf.dtype in LOW and self._is_summed(name):
+            if leaf.dtype in LOW and self.executor.is_summed(name):
                 self.sums.gather(leaf, name)
         return self.leaves[name]
 
@@ -389,7 +378,7 @@ class Pass:
             self.grads[name] = self._field(name)
         if name in self.tensors:
             grad = grad.to(self.tensors[name].device)
-        elif grad.dtype in LOW and self._is_summed(name):
+        elif grad.dtype in LOW and self.executor.is_summed(name):
             grad, shared = grad.float(), False  # as `Sums`
         self.grads[name].add(box, grad, shared=shared)
 
