@@ -21,6 +21,8 @@ from .base import Call, Op, Place, Read, Reads, Reduction, Sample, Weighted, alo
 from .channels import LOW, affine, layout_of, sums
 from .registry import op
 
+HALF = ("float16", "bfloat16")
+
 
 @op("batch_norm", "instance_norm", "group_norm", "_native_batch_norm_legit", "native_group_norm")
 class Norm(Weighted):
@@ -55,6 +57,12 @@ class Norm(Weighted):
         rest = weight, bias, mean, var, call.attr("eps", 1e-5)
         return frozen_norm(tiles[0], *rest, place.once(call, lambda: frozen_numbers(tiles[0], *rest)))
 
+    def is_native(self, call: Call) -> bool:
+        """What is frozen, in half precision, is one pass of ours when whole as in tiles: on a GPU torch's own takes
+        most of the time of a network's step. In more precision a convolution before it takes it in."""
+        frozen = call.node.op == "batch_norm" and call.arg("running_mean") and not call.attr("training", False)
+        return super().is_native(call) and not (frozen and call.out.dtype in HALF)
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         image = (2, 4, 5, 6)
@@ -70,7 +78,7 @@ def emit_moments(build: Build, x: str, over: Sequence[int], groups: int = 1) -> 
     if 1 in over:
         kept[1] = groups
     dtype = build.type(x).dtype
-    wide = "float32" if dtype in ("float16", "bfloat16") else dtype
+    wide = "float32" if dtype in HALF else dtype
     return build.emit("moments", [("self", x)], TensorType((2, *kept), wide), {"dim": list(over), "groups": groups})
 
 
