@@ -40,7 +40,7 @@ def save_cpu_trace(path: Path, **options: bool) -> Path:
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     x = torch.ones(2, 3, 8, 8)
-    with profile(activities=[ProfilerActivity.CPU], **options) as recorded, record_function("step"):
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True, **options) as recorded, record_function("step"):
         optimizer.zero_grad()
         net(x).sum().backward()
         optimizer.step()

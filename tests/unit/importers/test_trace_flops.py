@@ -33,7 +33,7 @@ class Products(nn.Module):
 
 
 def trace(run: nn.Module, image: Tensor, path: Path) -> tilegrad.Profile:
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True, with_stack=True) as recorded:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True, record_shapes=True, with_stack=True) as recorded:
         run(image).backward()
     recorded.export_chrome_trace(str(path))
     return tilegrad.load_profile(path)

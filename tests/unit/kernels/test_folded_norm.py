@@ -23,8 +23,8 @@ def with_norm(conv: nn.Module, norm: nn.Module, *rest: nn.Module) -> nn.Module:
     net = integer_module(nn.Sequential(conv, norm, *rest, nn.Conv2d(4, 2, 3, padding=1))).eval()
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d) and module.running_var is not None:
-            module.eps = 0.0
-            module.running_var.copy_(4.0 ** torch.arange(-1, 3, dtype=torch.float64))
+            module.eps = 0.0625
+            module.running_var.copy_(4.0 ** torch.arange(-1, 3, dtype=torch.float64) - module.eps)
     return net
 
 
