@@ -18,7 +18,7 @@ demo-large: .venv/ready
 	$(BIN)/python examples/demo.py --large
 
 test: .venv/ready
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 check: .venv/ready
 	$(BIN)/ruff check .

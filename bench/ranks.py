@@ -23,6 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -88,27 +89,32 @@ def main(argv: Sequence[str] | None = None) -> None:
                 measure_alone(name, size, args.rounds)
         return
     args.shape = tuple(int(n) for n in args.mesh.split("x"))
-    world = 1
-    for n in args.shape:
-        world *= n
+    on_ranks(args.shape, measure_all, args)
+
+
+def on_ranks(shape: tuple[int, ...], task: Callable[..., None], *args: Any) -> None:
+    """`task(mesh, *args)` on ranks of this machine, one thread each, along h, or along h and w."""
     os.environ |= {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(PORT)}
-    spawn(live, (world, args), nprocs=world)  # type: ignore[no-untyped-call]
+    spawn(live, (shape, task, args), nprocs=prod(shape))  # type: ignore[no-untyped-call]
 
 
-def live(rank: int, world: int, args: argparse.Namespace) -> None:
+def live(rank: int, shape: tuple[int, ...], task: Callable[..., None], args: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=world)
-    mesh = init_device_mesh("cpu", args.shape, mesh_dim_names=("h", "w")[: len(args.shape)])
+    dist.init_process_group("gloo", rank=rank, world_size=prod(shape))
+    task(init_device_mesh("cpu", shape, mesh_dim_names=("h", "w")[: len(shape)]), *args)
+    close()
+    dist.destroy_process_group()
+
+
+def measure_all(mesh: DeviceMesh, args: argparse.Namespace) -> None:
     rows = []
     for name in args.nets.split(","):
         for size in map(int, args.sizes.split(",")):
             rows.append(measure(name, size, mesh, args))
-            if rank == 0:
+            if dist.get_rank() == 0:
                 show(rows[-1])
-    if rank == 0:
+    if dist.get_rank() == 0:
         write(args.json, rows, "cpu")
-    close()
-    dist.destroy_process_group()
 
 
 def measure(name: str, size: int, mesh: DeviceMesh, args: argparse.Namespace) -> Row:

@@ -12,26 +12,24 @@ compares the time of a step with what is predicted for this machine and gloo's o
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isqrt
+from math import isqrt, prod
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.multiprocessing.spawn import spawn
+from torch.distributed.device_mesh import DeviceMesh
 
 import tilegrad
 from measure import step, write
 from nets import NETS, prepared
+from ranks import on_ranks, timed
 from tilegrad.bounds import lower_graph
 from tilegrad.bounds.mesh import Mesh
-from tilegrad.distributed import close, part
+from tilegrad.distributed import part
 from tilegrad.errors import GridError
 from tilegrad.importers import export_module
 from tilegrad.ir import Graph, Kind
@@ -42,7 +40,6 @@ from tilegrad.sim.machine import PRESETS, Machine
 from tilegrad.sim.measure import this_machine
 
 COUNTS = (1, 4, 16, 64)
-PORT = 29577
 
 
 @dataclass(frozen=True)
@@ -111,11 +108,8 @@ def graph_of(name: str, size: int) -> Graph:
 
 
 def paper(graph: Graph, shape: tuple[int, ...], machine: Machine) -> OnPaper | None:
-    count = 1
-    for n in shape:
-        count *= n
     graded = tuple(v.name for v in graph.of_kind(Kind.PARAMETER) if v.type.floating)
-    mesh = Mesh(("h", "w")[: len(shape)], shape, tuple(range(count)))
+    mesh = Mesh(("h", "w")[: len(shape)], shape, tuple(range(prod(shape))))
     try:
         return OnPaper(MeshProblem(graph, mesh, 0, graded, "auto", machine))
     except GridError:
@@ -139,42 +133,32 @@ def show(row: Row) -> None:
 
 
 def check(shape: tuple[int, ...], name: str = "resnet18_train", size: int = 512) -> None:
-    count = shape[0] * (shape[1] if len(shape) > 1 else 1)
     torch.set_num_threads(1)
-    os.environ |= {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(PORT)}
     net, _ = prepared(name, size, "cpu")
     graph = lower_graph(export_module(net, ((1, 3, size, size),)).graph)
     found = paper(graph, shape, this_machine("cpu"))
     assert found is not None
-    spawn(live, (count, shape, name, size, found.over(LINKS["loopback"])), nprocs=count)  # type: ignore[no-untyped-call]
+    on_ranks(shape, compare, name, size, found.over(LINKS["loopback"]))
 
 
-def live(rank: int, world: int, shape: tuple[int, ...], name: str, size: int, predicted: Forecast) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=world)
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("h", "w")[: len(shape)])
+def compare(mesh: DeviceMesh, name: str, size: int, predicted: Forecast) -> None:
     net, image = prepared(name, size, "cpu")
     tiled: Any = tilegrad.tile(net, mesh=mesh)
     mine: Any = part(image, mesh)
     spent, used = [], []
     for _ in range(5):
         tiled.traffic.clear()
-        dist.barrier()
-        begin, cpu = time.perf_counter(), time.process_time()
-        step(tiled, mine)
-        spent.append(time.perf_counter() - begin)
-        used.append(time.process_time() - cpu)
-    if rank == 0:
-        sent = tiled.traffic.sent_bytes
+        took_s, cpu_s = timed(lambda: step(tiled, mine))
+        spent.append(took_s)
+        used.append(cpu_s)
+    if dist.get_rank() == 0:
         print(
-            f"{name} {size} on {'x'.join(map(str, shape))}: predicted {predicted.step_s * 1e3:.0f} ms "
+            f"{name} {size} on {'x'.join(map(str, mesh.shape))}: predicted {predicted.step_s * 1e3:.0f} ms "
             f"({predicted.compute_s * 1e3:.0f} of them compute), measured {statistics.median(spent[1:]) * 1e3:.0f} ms "
             f"({statistics.median(used[1:]) * 1e3:.0f} of CPU time); {predicted.sent_bytes} bytes to send at most, "
-            f"{sent} sent by the first rank",
+            f"{tiled.traffic.sent_bytes} sent by the first rank",
             flush=True,
         )
-    close()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

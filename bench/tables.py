@@ -24,6 +24,7 @@ NAMES = {"vgg16": "VGG-16", "unet": "U-Net", "resnet50_frozen": "ResNet-50, norm
          "resnet50_train": "ResNet-50, norms in training", "convnext": "ConvNeXt-T",
          "convnext_depth": "ConvNeXt-T, stochastic depth"}  # fmt: skip
 Rows = list[dict[str, Any]]
+SEVENTH = 0.15  # of plain's memory
 
 
 def main() -> None:
@@ -150,11 +151,11 @@ def compared(rows: Rows) -> Iterator[Sequence[str]]:
 
 
 def comparison(path: Path) -> str:
-    """Seconds and GiB of a step: plain, and in the least memory that was measured."""
+    """Seconds and GiB of a step: plain, and in the budget that was measured next to a seventh of that."""
     rows = json.loads(path.read_text())["rows"] if path.exists() else []
-    least = {(row["net"], row["size"]): row for row in sorted(rows, key=lambda row: -row["share"])}
+    next_to = {(row["net"], row["size"]): row for row in sorted(rows, key=lambda row: -abs(row["share"] - SEVENTH))}
     lines = list(_head("a training step on one H200", "plain PyTorch", "tilegrad"))
-    for (net, size), row in sorted(least.items(), key=lambda found: found[1]["ratio"]):
+    for (net, size), row in sorted(next_to.items(), key=lambda found: found[1]["ratio"]):
         ours = _step(row["ratio"] * row["plain_s"], row["peak"] * row["plain_bytes"])
         lines.append([f"{NAMES.get(net) or net}, {size:,}²", _step(row["plain_s"], row["plain_bytes"]), ours])
     return "\n" + "\n".join(map(_line, lines)) + "\n\n" if rows else ""
@@ -165,7 +166,7 @@ def _step(seconds: float, peak: float) -> str:
 
 
 def _size(count: float) -> str:
-    return f"{count / 2**30:.3g} GiB" if count >= 2**30 else f"{count / 2**20:.3g} MiB"
+    return f"{count / 2**30:.3g} GiB" if count >= 1000 * 2**20 else f"{count / 2**20:.3g} MiB"
 
 
 def speed(rows: Rows) -> Iterator[Sequence[str]]:

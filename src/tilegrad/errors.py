@@ -75,6 +75,6 @@ class InternalError(TilegradError, RuntimeError):
 
 def one_of(given: str, offers: Iterable[str]) -> str:
     """What to try instead of a word that is none of these: the one that was meant, if it is near; else any of them."""
-    names = {offer.lower(): offer for offer in offers}
-    close = difflib.get_close_matches(str(given).lower(), names, 1)
+    names = {offer.lower().lstrip("-"): offer for offer in offers}  # all options are alike in their dashes
+    close = difflib.get_close_matches(str(given).lower().lstrip("-"), names, 1)
     return f"did you mean '{names[close[0]]}'?" if close else f"one of {', '.join(names.values())}"

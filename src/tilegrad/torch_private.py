@@ -135,6 +135,13 @@ def expand_segments() -> None:
         torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
 
 
+def allocated_bytes(device: torch.device) -> int:
+    """Handed out by a GPU's allocator now; `torch.cuda.memory_allocated` sorts a hundred figures for that."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    found: int = torch._C._cuda_memoryStats(index)["allocated_bytes"]["all"]["current"]
+    return found
+
+
 # -- collectives -------------------------------------------------------------------------------------------------------
 # A process group's own methods: `torch.distributed` makes forty calls in Python around each.
 

@@ -169,6 +169,19 @@ def _format_time(seconds: float, figures: int, whole: bool = True) -> str:
     return f"{_round(seconds / size, figures, whole)} {unit}"
 
 
+def format_extra(share: float) -> str:
+    """How much longer than plain a predicted step takes, in two figures: `format_extra(1.269) == "+130%"`."""
+    if not isfinite(share):
+        return UNKNOWN
+    step = 10 ** max(0, len(f"{abs(share) * 100:.0f}") - PREDICTED)
+    return f"{round(share * 100 / step) * step:+d}%"
+
+
+def format_ratio(ratio: float, figures: int) -> str:
+    """Of figures that are known as well: `format_ratio(2.269, PREDICTED) == "2.3"`."""
+    return f"{ratio:.{figures}f}" if abs(ratio) < _edge(figures) else _round(ratio, figures, whole=False)
+
+
 def format_rate(per_second: float, what: str) -> str:
     """`format_rate(5.31e12, "FLOP/s") == "5.31 TFLOP/s"`; decimal, as data sheets are."""
     for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0)):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import cache
 from itertools import combinations, product
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -13,6 +15,8 @@ from torch import nn
 
 import tilegrad
 from tilegrad.errors import BudgetError, InputError
+from tilegrad.importers import Captured, export_module
+from tilegrad.modules import tiled
 from tilegrad.schedule import format_schedule
 
 SAMPLES: dict[str, tuple[Any, ...]] = {
@@ -26,6 +30,7 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
     "exchange": ("layer",),
     "timeout": (5.0,),
 }
+SHAPE = (1, 2, 32, 32)
 
 
 @cache
@@ -35,12 +40,28 @@ def net() -> nn.Module:
     return nn.Sequential(*layers, nn.Conv2d(8, 1, 3, padding=1))
 
 
+@pytest.fixture(autouse=True)
+def captured_once() -> Iterator[None]:
+    """All plans are of one network and one shape."""
+    with mock.patch.object(tiled, "export_call", return_value=captured()):
+        yield
+
+
 @cache
+def captured() -> Captured:
+    return export_module(net(), [SHAPE])
+
+
 def planned(*options: tuple[str, Any]) -> str:
     """The plan, or why there is none."""
+    return _planned(*sorted(options))
+
+
+@cache
+def _planned(*options: tuple[str, Any]) -> str:
     given = {name: dict(value) if isinstance(value, tuple) else value for name, value in options}
     try:
-        plan = tilegrad.tile(net(), **given).plan_for((1, 2, 32, 32))
+        plan = tilegrad.tile(net(), **given).plan_for(SHAPE)
     except BudgetError as error:
         return str(error)
     except InputError as error:
@@ -66,7 +87,7 @@ def test_it_changes_the_plan_or_is_refused(option: str) -> None:
             continue  # where plain fits, plain is the plan, whatever else could be
         if (option, context) == ("mode", ()):
             continue  # "none" says what is done anyway
-        found = [planned(*sorted([*context, (option, value)])) for value in SAMPLES[option]]
+        found = [planned(*context, (option, value)) for value in SAMPLES[option]]
         accepted = [plan for plan in found if not plan.startswith("refused")]
         if accepted and all(plan == planned(*context) for plan in accepted):
             idle.append(context)
@@ -92,12 +113,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_refused(case: str) -> None:
     options, message = REFUSED[case]
     with pytest.raises(InputError, match=f"(?s){re.escape(message)}|  try  .*{re.escape(message)}") as caught:
-        tilegrad.tile(net(), **options).plan_for((1, 2, 32, 32))
+        tilegrad.tile(net(), **options).plan_for(SHAPE)
     assert caught.value.hint
 
 
 def test_verify_is_typed() -> None:
-    image = torch.zeros(1, 2, 32, 32)
+    image = torch.zeros(SHAPE)
     with pytest.raises(TypeError, match="unexpected keyword argument 'mesh'"):
         tilegrad.verify(net(), image, mesh=None)  # type: ignore[call-arg]
     with pytest.raises(InputError, match="a tolerance of -1 is not possible"):

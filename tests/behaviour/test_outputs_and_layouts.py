@@ -34,6 +34,7 @@ class Result:
 
 OUTPUTS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "named tuple": lambda y, f: Output(y, f),
+    "torch's named tuple": lambda y, f: (y.max(dim=1), f),
     "dict in this order": lambda y, f: {"z": y, "a": f},
     "ordered dict": lambda y, f: OrderedDict(z=y, a=f),
     "list with None": lambda y, f: [None, y, None, f],

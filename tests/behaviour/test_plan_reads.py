@@ -12,6 +12,8 @@ from torch import nn
 
 import tilegrad
 from tilegrad.models import SegmentationLoss, resnet18, unet, wavenet1d
+from tilegrad.modules import planned
+from tilegrad.sim.predict import predict
 from tilegrad.units import parse_bytes
 
 SIZE = r"[\d.]+(?:[KMG]i)?B"
@@ -80,3 +82,14 @@ def test_bytes_are_printed_in_the_units_of_the_budget() -> None:
         for text in (str(plan), repr(plan), plan._repr_html_()):
             assert other not in text, text
     assert "budget      2.00MB" in str(tilegrad.tile(make(), budget="2MB").plan_for(*inputs))
+
+
+def test_tiles_of_a_given_size_wait_for_no_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made once, for who asks."""
+    made = []
+    monkeypatch.setattr(planned, "predict", lambda *args: made.append(predict(*args)) or made[-1])
+    tiled = tilegrad.tile(nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 1, 3)), tile=8)
+    tiled(torch.zeros(1, 1, 24, 24)).sum().backward()
+    assert not made
+    assert "of tensors predicted" in str(tiled.plan) and "peak" in repr(tiled.plan)
+    assert len(made) == 1 and tiled.plan.schedule.predicted == made[0].figures

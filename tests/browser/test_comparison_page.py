@@ -9,7 +9,7 @@ from sample_pages import OPERATORS, PROFILE, profile_page
 from tabs import Open, tip
 
 from tilegrad.analysis import analyze
-from tilegrad.analysis.comparison import compare_profiles
+from tilegrad.analysis.comparison import compare_plans, compare_profiles
 from tilegrad.profile import Profile, Span
 from tilegrad.report.profile_page import comparison_page
 
@@ -30,6 +30,14 @@ def test_bars_come_first(open_page: Open, options: dict[str, object]) -> None:
     assert "peak: before 416MiB, after 416MiB (+0.0%)" in labels
     assert tab.evaluate("document.documentElement.scrollWidth") <= tab.viewport_size["width"]
     assert tab.locator("#memory").is_visible() and tab.locator("#tables h2").count() == 5
+
+
+def test_bars_of_plans_are_known_to_two_figures(open_page: Open) -> None:
+    before, after = ({"plan": {"time_s": time}, "plain": {}, "candidates": []} for time in (0.26, 0.59))
+    tab = open_page(comparison_page(compare_plans(("a", "b"), before, after)))
+    labels = [bar.get_attribute("aria-label") for bar in tab.locator(".bars canvas").all()]
+    assert "plan time: before 260 ms, after 590 ms (+130%)" in labels
+    assert "2.3" in tab.locator("#tables tr", has_text="plan time").inner_text()
 
 
 def test_the_timeline_by_module(open_page: Open) -> None:

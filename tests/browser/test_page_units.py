@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from random import Random
 
 import pytest
@@ -16,7 +17,16 @@ from tilegrad.profile import Profile
 from tilegrad.report.curve import make_curve
 from tilegrad.report.page import Column, Drawn, Page, Table
 from tilegrad.report.plan_html import plan_page
-from tilegrad.units import format_bytes, format_predicted, format_seconds, units_like
+from tilegrad.units import (
+    MEASURED,
+    PREDICTED,
+    format_bytes,
+    format_extra,
+    format_predicted,
+    format_ratio,
+    format_seconds,
+    units_like,
+)
 
 BYTES = (
     0, 1, 999, 1000, 1023, 1024, 2176, 1152, 1088, 999_499, 999_500, 999_999, 2**20 - 1, 2**20, 2**31, 2**40 + 2**39,
@@ -57,6 +67,10 @@ def test_python_and_the_page_write_figures_alike(open_page: Open, decimal: bool)
     assert not differ(tab, "formatSeconds", format_seconds, times)
     assert not differ(tab, "formatPredicted", format_predicted, times)
     assert not differ(tab, "formatShare", "{:.1%}".format, [k / 16 / 100 for k in range(-50, 2000)])
+    shares = [k / 16 / 100 for k in range(-1600, 40_000, 7)]
+    assert not differ(tab, "formatExtra", format_extra, [*shares, 0.995, 0.994, 9.996, -0.0, 1e5, float("inf")])
+    for figures in (PREDICTED, MEASURED):
+        assert not differ(tab, f"((n) => formatRatio(n, {figures}))", partial(format_ratio, figures=figures), shares)
     assert tab.evaluate("[formatSeconds(NaN), formatPredicted(Infinity), show(null, 'bytes')]") == ["–"] * 3
 
 

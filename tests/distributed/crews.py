@@ -54,13 +54,13 @@ class Crew:
             theirs.close()
             self._ranks[rank] = (process, ours)
 
-    def reports(self) -> dict[int, Report]:
-        """Of all ranks but the one that goes wrong. Those that say nothing are missing."""
+    def reports(self, patience_s: float = 90.0) -> dict[int, Report]:
+        """Of all ranks but the one that goes wrong. Those that say nothing for so long are missing."""
         found = {}
         for rank, (process, pipe) in self._ranks.items():
             if rank == self.fault.rank:
                 continue
-            if pipe.poll(90) and (said := self._said(pipe)):
+            if pipe.poll(patience_s) and (said := self._said(pipe)):
                 process.join(EXIT_S)
                 found[rank] = Report(*said, exit_code=process.exitcode)
         for process, pipe in self._ranks.values():
@@ -117,5 +117,5 @@ def _go_wrong(rank: int, fault: Fault, step: int, when: str) -> bool:
         case "raise":
             raise ValueError("a mistake of one rank alone")
         case "sleep":
-            time.sleep(120)
+            time.sleep(1200)
     return fault.how != "skip"

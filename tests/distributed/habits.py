@@ -340,6 +340,14 @@ def parts_like_tensors(lab: Lab) -> Any:
 
 
 @habit
+def the_best_class_and_its_score(lab: Lab) -> Any:
+    net = Segmenter().double()
+    score, best = lab.wrap(net)(lab.cut(data()[0])).max(dim=1)
+    score.sum().backward()
+    return lab.whole(score), lab.whole(best), [p.grad for p in net.parameters()]
+
+
+@habit
 def a_seed_for_every_rank(lab: Lab) -> Any:
     torch.manual_seed(dist.get_rank() if lab.mesh is not None else 0)
     return train(lab, Segmenter(), F.cross_entropy)

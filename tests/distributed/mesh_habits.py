@@ -43,6 +43,13 @@ def left_to_ddp(net: nn.Module, mesh: Any) -> Any:
 
 
 @way
+def left_to_ddp_of_a_static_graph(net: nn.Module, mesh: Any) -> Any:
+    """Which looks for tensors in what the module returns."""
+    run = tilegrad.distribute(net, mesh, replicas="leave")
+    return DistributedDataParallel(run, process_group=mesh.get_group("dp"), static_graph=True)
+
+
+@way
 def sharded_outside(net: nn.Module, mesh: Any) -> Any:
     run = tilegrad.distribute(net, mesh["h"])
     fully_shard(run, mesh=mesh["dp"])

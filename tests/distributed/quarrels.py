@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -157,6 +160,87 @@ class Torn:
         raise FileNotFoundError(2, "No such file or directory", "image.zarr")
 
 
+@quarrel
+def an_array_turned_by_one_rank(mesh: Any) -> None:
+    """An augmentation with a seed for every rank."""
+    x = data()[0].numpy()
+    tilegrad.distribute(net(), mesh)(part(x[:, :, ::-1] if odd() else x, mesh))
+
+
+@quarrel
+def a_crop_of_a_file_by_one_rank(mesh: Any) -> None:
+    first = np.load(_saved_image(), mmap_mode="r")
+    tilegrad.distribute(net(), mesh)(part(first[:, :, odd() : odd() + 11], mesh))
+
+
+@quarrel
+def a_crop_of_an_opened_file_by_one_rank(mesh: Any) -> None:
+    image = tilegrad.open(_saved_image())
+    tilegrad.distribute(Segmenter(), mesh)(image[:, :, odd() : odd() + 11])
+
+
+@quarrel
+def an_opened_file_turned_by_one_rank(mesh: Any) -> None:
+    image = tilegrad.open(_saved_image())
+    tilegrad.distribute(Segmenter(), mesh)(image.flip(3) if odd() else image)
+
+
+@quarrel
+def an_array_that_is_sliced_of_another_content(mesh: Any) -> None:
+    tilegrad.distribute(net(), mesh)(part(Sliced(data(seed=odd())[0].numpy()), mesh))
+
+
+class Sliced:
+    """Something on a server, perhaps."""
+
+    def __init__(self, array: Any):
+        self.array, self.shape, self.dtype = array, array.shape, array.dtype
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.array[key]
+
+
+def _saved_image() -> Path:
+    """One file for each rank, of one name: they are alike."""
+    path = Path(tempfile.mkdtemp()) / "image.npy"
+    np.save(path, data()[0].numpy())
+    return path
+
+
+@quarrel
+def a_style_that_each_has_drawn(mesh: Any) -> None:
+    """What a rank has computed is told, too: a code with noise, and a seed for every rank."""
+    mean = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    torch.manual_seed(dist.get_rank())
+    tilegrad.distribute(Shifted().double(), mesh)(part(data()[0], mesh), mean + torch.randn(2, dtype=torch.float64))
+
+
+class Shifted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 2, 3, padding=1)
+
+    def forward(self, x: Any, style: Any) -> Any:
+        return self.conv(x) + style.view(1, 2, 1, 1)
+
+
+@quarrel
+def another_loss_outside(mesh: Any) -> None:
+    """Of an output that all ranks have. Only one of them counts: who has another label is told in the next call."""
+    run = tilegrad.distribute(Pooled().double(), mesh)
+    for _ in range(2):
+        F.cross_entropy(run(part(data()[0], mesh)), torch.tensor(odd())).backward()
+
+
+class Pooled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = Segmenter()
+
+    def forward(self, x: Any) -> Any:
+        return self.body(x).mean((0, 2, 3))
+
+
 # -- refused everywhere ------------------------------------------------------------------------------------------------
 
 
@@ -216,6 +300,11 @@ def boxes_that_do_not_fit(mesh: Any) -> None:
 
 
 @quarrel
+def norms_that_ask_by_themselves(mesh: Any) -> None:
+    tilegrad.distribute(nn.SyncBatchNorm.convert_sync_batchnorm(net()), mesh)(part(data()[0], mesh))
+
+
+@quarrel
 def axes_beside_the_image(mesh: Any) -> None:
     both = DeviceMesh("cpu", mesh.mesh.reshape(1, *mesh.mesh.shape), mesh_dim_names=("dp", *mesh.mesh_dim_names))
     tilegrad.distribute(net(), both)
@@ -258,6 +347,15 @@ def written_to_and_put_back(mesh: Any) -> None:
         for parameter in run.parameters() if odd() else ():
             parameter.copy_(parameter.clone())
     train(mesh, run)
+
+
+@quarrel
+def computed_alike(mesh: Any) -> None:
+    """In its last bits what each has computed may differ."""
+    run, drawn = tilegrad.distribute(Shifted().double(), mesh), torch.randn(2, dtype=torch.float64)
+    style = drawn.requires_grad_() * (1 + 1e-9 * odd())
+    for _ in range(2):
+        run(part(data()[0], mesh), style).sum().backward(retain_graph=True)
 
 
 @quarrel

@@ -29,7 +29,8 @@ from typing import Any
 
 import drawn_layers
 
-HANG_S = 60.0  # for a task
+HANG_S = 60.0  # for a task, in which nobody works
+WORK = 0.05  # of a core: more than ranks need that only wait; on a busy machine a sound task takes long, too
 SAYING_S = 1.0  # in which a rank that hangs says where it is
 GRACE_S = 20.0  # for the others, once a rank has failed
 TIMEOUT_S = 30.0  # of tilegrad's own watch
@@ -128,12 +129,15 @@ class World:
         message = dumps((mesh, task, payload))
         for pipe in self._pipes:  # those that are not in the mesh take part in making it
             pipe.send_bytes(message)
-        end, found = time.monotonic() + hang_s, dict[int, Any]()
+        end, found, spent = time.monotonic() + hang_s, dict[int, Any](), self._cpu_s()
         while len(found) < self.size:
             waiting = {pipe: rank for rank, pipe in enumerate(self._pipes) if rank not in found}
             ready = wait(list(waiting), max(0.0, end - time.monotonic()))
             if not ready:
-                break
+                before, spent = spent, self._cpu_s()
+                if any(isinstance(answer, Failure) for answer in found.values()) or spent - before < WORK * hang_s:
+                    break
+                end = time.monotonic() + hang_s
             for pipe in ready:
                 rank = waiting[pipe]  # type: ignore[index]
                 found[rank] = self._answer(rank)
@@ -144,6 +148,15 @@ class World:
         found |= {rank: Failure("Hang", "hangs", f"rank {rank} hangs") for rank in late}
         lost = ("Hang", "Exit", "RankError")
         return found, not any(isinstance(a, Failure) and a.kind in lost for a in found.values())
+
+    def _cpu_s(self) -> float:
+        """What all ranks have worked so far; 0 where that cannot be known."""
+        found = 0.0
+        for process in self._processes:
+            with contextlib.suppress(OSError):
+                fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+                found += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return found
 
     def _ask_where(self, ranks: Sequence[int]) -> None:
         """Ranks that hang say where they are, on their standard error. No sooner: what looks at the frames of a thread

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from rank_pool import free_port
+from rank_commands import run_ranks
 
 NETS = """
 from torch import nn
@@ -55,17 +52,8 @@ def make_run(folder: Path, task: str) -> None:
 
 def train(folder: Path, ranks: int, *flags: str) -> list[float]:
     """All losses of a run, those of validation too."""
-    port, processes = free_port(), []
     mesh = ["--mesh", f"h={ranks}"] if ranks > 1 else []
-    for rank in range(ranks):
-        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        env = {**os.environ, **{name: str(value) for name, value in place.items()}, "OMP_NUM_THREADS": "1"}
-        words = [sys.executable, "-m", "tilegrad", "train", "run.toml", *mesh, *flags]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        processes.append(subprocess.Popen(words, cwd=folder, env=env, text=True, **pipes))  # type: ignore[call-overload]
-    for process in processes:
-        said, _ = process.communicate(timeout=240)
-        assert process.returncode == 0, said
+    run_ranks(folder, ranks, ["train", "run.toml", *mesh, *flags])
     out = folder / flags[flags.index("--out") + 1]
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return [value for line in lines for key, value in line.items() if key.endswith("loss")]

@@ -81,9 +81,13 @@ def test_of_an_image_each_rank_reads_its_own_box(pool: Pool, tmp_path: Path) -> 
 
 @every_mesh
 def test_only_the_box_is_read(pool: Pool, mesh: MeshSpec) -> None:
-    """Of anything with a shape that can be sliced: once, with the slices of the box."""
+    """Of anything with a shape that can be sliced: once, with the slices of the box; and three elements, the same for
+    all ranks, that tell it from another."""
     for box, asked, seen in pool.run(mesh, "cut_recorded", (3, 2, 11, 7)):
-        assert asked == [box.slices]
+        assert [a for a in asked if a != box.slices] == [
+            tuple(slice(k, k + 1) for k in at) for at in ((0, 0, 0, 0), (1, 0, 10, 6), (2, 1, 10, 6))
+        ]
+        assert asked.count(box.slices) == 1
         assert seen == box.shape
 
 

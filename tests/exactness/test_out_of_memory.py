@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -94,6 +95,54 @@ def test_the_step_is_run_again_in_less(half: str, norm: bool, caplog: pytest.Log
         torch.testing.assert_close(mine.grad, other.grad, rtol=1e-7, atol=1e-7)
     for mine, other in zip(tiled.buffers(), plain.buffers(), strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-9)
+
+
+class Tight(AbstractContextManager[None]):
+    """An allocator that is held to so many bytes, as `Reserved` does on a GPU, until that is lifted."""
+
+    def __init__(self, limit: int):
+        self.limit, self.lifted, self.times = limit, False, 0
+
+    def begin(self, tensors: object) -> AbstractContextManager[None] | None:
+        return None if self.lifted else self
+
+    def __enter__(self) -> None:
+        self.mode = Full(self.limit)
+        self.mode.count.__enter__()
+        self.mode.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self.mode.__exit__(*error)
+        self.mode.count.__exit__(*error)
+        self.times += self.mode.times
+
+    def end(self, *step: object) -> None: ...
+
+    def lesson(self, schedule: object) -> None: ...
+
+    def lift(self) -> None:
+        self.lifted = True
+
+
+@pytest.mark.parametrize("share", [0.9, 0.0])  # in a smaller plan; in none
+def test_an_allocator_that_is_held_to_a_limit(share: float) -> None:
+    plain = make_net(norm=False)
+    x = integer_tensor(IMAGE)
+    tiled = tilegrad.tile(copy.deepcopy(plain), tile=32)
+    forward, _ = needs(tiled, x)
+    tight = Tight(int(share * forward))
+    tiled.plan_for(x)
+    tiled._state.last.reserved = tight
+    expected = plain(x)
+    expected.square().sum().backward()
+    found = tiled(x)
+    assert tight.times >= 1
+    assert tight.lifted == (share == 0.0)
+    tight.lifted = True  # backward may take what it needs
+    found.square().sum().backward()
+    assert torch.equal(found, expected)
+    for mine, other in zip(tiled.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(mine.grad, other.grad)
 
 
 class Drops(nn.Module):

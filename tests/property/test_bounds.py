@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -242,9 +245,13 @@ def latest(line: Line, spans: Spans, value: str, t: int) -> Interval:
 GRIDS = [(1, 3), (2, 1), (3, 2)]
 
 
-@pytest.mark.parametrize("grid", GRIDS, ids=str)
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", NAMES)
+def crossings() -> Iterator[Any]:
+    """Every network in every mode and every grid, every mode in every grid; all combinations with --slow."""
+    for (n, name), (m, mode), (g, grid) in product(enumerate(NAMES), enumerate(MODES), enumerate(GRIDS)):
+        yield pytest.param(name, mode, grid, marks=() if (n + m + g) % len(GRIDS) == 0 else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("name", "mode", "grid"), list(crossings()), ids=str)
 def test_reference_networks(name: str, mode: str, grid: tuple[int, int]) -> None:
     graph = reference_graph(name)
     found = {axis for dims in label_axes(graph).dims.values() for axis in dims}

@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import runs
 import torch
 from torch import nn
 
 from tilegrad.cli import main
 from tilegrad.errors import InputError
 from tilegrad.recipe import Recipe, parse_recipe
+from tilegrad.training import Stopped, Trainer
 from tilegrad.training.config import load_config, make, make_config, parse_value
 from tilegrad.training.metrics import MetricLog
+from tilegrad.units import in_decimal
 
 GIVEN = {"train": "a.csv", "model": "resnet18"}
 
@@ -112,6 +115,27 @@ def test_the_command_that_was(capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["train", *words]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert f"tilegrad record {words[0]} …" in line
+
+
+@pytest.mark.parametrize(("file", "flags", "decimal"), [
+    ("150MB", [], True), ("150MiB", [], False), ("150MB", ["--budget", "1GiB"], False),
+])  # fmt: skip
+def test_bytes_are_told_as_the_file_gave_them(
+    file: str, flags: list[str], decimal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flag goes before the file."""
+    told = []
+
+    def run(trainer: Any, resume: bool) -> Any:
+        told.append(in_decimal())
+        raise Stopped(2)
+
+    monkeypatch.setattr(Trainer, "run", run)
+    runs.make_images(tmp_path, [24, 24])
+    lines = [f'train = "{tmp_path}/train.csv"', 'model = "resnet18"', f'budget = "{file}"', "scale = 0.004"]
+    (tmp_path / "run.toml").write_text("\n".join(lines))
+    assert main(["train", str(tmp_path / "run.toml"), "--out", str(tmp_path / "out"), *flags]) == 128 + 2
+    assert told == [decimal]
 
 
 def test_no_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tilegrad.modules import reserved
-from tilegrad.modules.reserved import COARSE, FEW, ROOM, Reserved, first_budget, is_out_of_memory
+from tilegrad.modules.reserved import COARSE, FEW, ROOM, Limit, Reserved, first_budget, is_out_of_memory
 
 MIB = 1 << 20
 MINE = torch.zeros(4 * MIB)  # 16 MiB
@@ -16,10 +16,15 @@ MINE = torch.zeros(4 * MIB)  # 16 MiB
 
 @pytest.fixture
 def allocator(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    found = SimpleNamespace(allocated=16 * MIB, reserved=16 * MIB)
+    found = SimpleNamespace(allocated=16 * MIB, reserved=16 * MIB, share=1.0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=1000 * MIB))
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: found.share)
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda share, device: found.__dict__.update(share=share)
+    )
     monkeypatch.setattr(reserved, "expand_segments", lambda: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: found.allocated)
+    monkeypatch.setattr(reserved, "allocated_bytes", lambda device: found.allocated)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: found.reserved)
     return found
 
@@ -37,6 +42,12 @@ def look(found: Reserved, allocator: SimpleNamespace, held: int, *, others: int 
     allocator.reserved = held + others
     allocator.allocated += stays + 2 * MIB + 16 * MIB  # an output, its gradient, and the gradient that it came for
     found.end(plan(0), [MINE])  # type: ignore[arg-type]
+
+
+def limited(budget: int) -> Limit:
+    limit = Reserved(torch.device("cpu"), budget).begin({"x": MINE})
+    assert limit is not None
+    return limit
 
 
 def test_within_the_budget_nothing_is_planned_again(allocator: SimpleNamespace) -> None:
@@ -80,6 +91,50 @@ def test_only_the_first_steps_are_looked_at(allocator: SimpleNamespace) -> None:
         look(found, allocator, 500 * MIB)
     look(found, allocator, 5000 * MIB)
     assert found.lesson(plan(900 * MIB)) is None  # type: ignore[arg-type]
+
+
+def test_a_step_may_hold_what_others_have_and_the_budget(allocator: SimpleNamespace) -> None:
+    found = Reserved(torch.device("cpu"), 100 * MIB)
+    allocator.allocated = 216 * MIB  # 16 are the model's
+    limit = found.begin({"x": MINE})
+    assert limit is not None
+    with limit:
+        assert allocator.share == 0.3
+        allocator.allocated = 250 * MIB  # what forward keeps
+    assert allocator.share == 1.0
+    allocator.allocated = 300 * MIB  # of which the loss, or another network, has made 50
+    with limit:
+        assert allocator.share == 0.35
+    assert allocator.share == 1.0
+
+
+def test_a_limit_ends_with_its_step_however_that_ends(allocator: SimpleNamespace) -> None:
+    def step() -> None:
+        with limited(100 * MIB):
+            assert allocator.share == 0.1
+            raise torch.OutOfMemoryError
+
+    with pytest.raises(torch.OutOfMemoryError):
+        step()
+    assert allocator.share == 1.0
+
+
+def test_a_limit_that_cannot_be_kept_is_lifted_until_it_is_planned_again(allocator: SimpleNamespace) -> None:
+    found = Reserved(torch.device("cpu"), 1016 * MIB)
+    for _ in range(FEW):
+        look(found, allocator, 1000 * MIB)
+    found.lift()
+    assert found.begin({"x": MINE}) is None
+    look(found, allocator, 2016 * MIB)  # which is looked at, though the first steps are over
+    assert found.lesson(plan(1016 * MIB)) == 516 * MIB  # type: ignore[arg-type]
+    assert found.begin({"x": MINE}) is not None
+
+
+def test_a_limit_of_the_users_own_stays(allocator: SimpleNamespace) -> None:
+    allocator.share = 0.2
+    with limited(500 * MIB):
+        assert allocator.share == 0.2
+    assert allocator.share == 0.2
 
 
 def test_what_is_out_of_memory() -> None:

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from tilegrad.errors import InputError
 from tilegrad.units import (
     format_bytes,
+    format_extra,
     format_predicted,
+    format_ratio,
     format_seconds,
     format_sizes,
     is_decimal,
@@ -198,6 +200,30 @@ def test_predicted_seconds_have_two_figures(seconds: float, text: str) -> None:
 )  # fmt: skip
 def test_seconds_have_three_figures(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(1.269, "+130%"), (1.074, "+110%"), (0.269, "+27%"), (0.034, "+3%"), (0.0, "+0%"), (-0.003, "+0%"),
+     (-0.41, "-41%"), (0.994, "+99%"), (0.9951, "+100%"), (12.34, "+1200%"), (float("inf"), "–")],
+)  # fmt: skip
+def test_extra_time_is_known_to_two_figures(share: float, text: str) -> None:
+    assert format_extra(share) == text
+
+
+@pytest.mark.parametrize(
+    ("ratio", "figures", "text"),
+    [
+        (2.269, 2, "2.3"),
+        (2.269, 3, "2.27"),
+        (0.4712, 2, "0.47"),
+        (0.9961, 2, "1.0"),
+        (126.9, 2, "130"),
+        (1.0, 3, "1.00"),
+    ],
+)
+def test_ratios_have_the_figures_of_what_they_are_made_of(ratio: float, figures: int, text: str) -> None:
+    assert format_ratio(ratio, figures) == text
 
 
 def test_bytes_in_the_units_of_who_asks() -> None:

@@ -15,7 +15,7 @@ from zoo_steps import Seeded, assert_plains, picture, plain_bytes, plain_step, w
 from tilegrad.errors import BudgetError
 from tilegrad.testing import StepResult, assert_same
 
-# Their drop rates change nothing: they have none.
+# They have no drop rates: that their steps are plain's is all there is to know.
 STEADY = {"eca_resnet", "shufflenet", "dynunet", "spectral_norm, hooks", "spectral_norm, parametrized", "globe"}
 every_network = pytest.mark.parametrize("name", NETWORKS)
 
@@ -53,15 +53,13 @@ def test_evaluation_gives_plains_outputs(name: str) -> None:
     assert_plains(net, x, plain_step(net, x), tile=16, mode="stream")
 
 
-@every_network
+@pytest.mark.parametrize("name", [name for name in NETWORKS if name not in STEADY])
 def test_steps_with_drop_rates_are_repeated_by_seed(name: str) -> None:
     net, x = made(name), picture(NETWORKS[name][1])
     steps = Seeded(net, x, tile=16)
     first = steps(7)
     assert_same(steps(7), first)
     assert_same(Seeded(net, x, tile=24)(7), first, exact=False, tolerance=1e-9)
-    if name in STEADY:
-        return
     with pytest.raises(AssertionError, match="output 0"):
         assert_same(steps(8), first, exact=False, tolerance=1e-9)
 

@@ -31,6 +31,7 @@ COMMANDS = {
     "bench": "measure this machine",
     "completion": "a script that completes commands, options and networks in your shell",
 }
+SHARED = {"--quiet", "--debug"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,7 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    args = parse(_parser(next((word for word in words if not word.startswith("-")), "")), words)
+    at = next((at for at, word in enumerate(words) if not word.startswith("-")), len(words))
+    if {*words[:at]} <= SHARED:  # before the command or behind it
+        words = [*words[at : at + 1], *words[:at], *words[at + 1 :]]
+    args = parse(_parser(words[0] if words else ""), words)
     with _logging("error" if args.quiet else args.log_level), set_quiet(args.quiet), units_like(_decimal(args)):
         return int(args.run(args))
 

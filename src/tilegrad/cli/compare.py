@@ -21,7 +21,16 @@ from ..importers.json_walk import open_json
 from ..report.html import save_page
 from ..report.profile_page import comparison_page
 from ..report.terminal import make_table, plain
-from ..units import UNKNOWN, format_bytes, format_predicted, format_seconds, units_like
+from ..units import (
+    MEASURED,
+    PREDICTED,
+    UNKNOWN,
+    format_bytes,
+    format_predicted,
+    format_ratio,
+    format_seconds,
+    units_like,
+)
 from .analyze import read_profile
 from .console import make_console
 from .parser import refuse_idle
@@ -97,9 +106,11 @@ def _print(found: Comparison, top: int) -> None:
         table = make_table(plain(name), names, left=("",), overflow="fold")
         for pair in pairs:
             most = max((abs(n) for p in pairs if p.unit == pair.unit for n in (p.before or 0, p.after or 0)), default=0)
-            ratio = UNKNOWN if pair.ratio is None else f"{pair.ratio:.3f} x"
+            figures = PREDICTED if found.predicted and pair.unit == "seconds" else MEASURED
+            ratio = UNKNOWN if pair.ratio is None else f"{format_ratio(pair.ratio, figures)} x"
             shown = (say(pair, pair.before), say(pair, pair.after))
-            table.add_row(plain(pair.name), _bars(pair, most), *shown, _change(pair, say), Text(ratio, _colour(pair)))
+            change = _change(pair, say, found.predicted)
+            table.add_row(plain(pair.name), _bars(pair, most), *shown, change, Text(ratio, _colour(pair)))
         console.print(table)
 
 
@@ -139,8 +150,10 @@ def _show(pair: Pair, number: float | None, time: Callable[[float], str]) -> str
     return f"{number:g}"
 
 
-def _change(pair: Pair, say: Callable[[Pair, float], str]) -> Text:
+def _change(pair: Pair, say: Callable[[Pair, float], str], predicted: bool) -> Text:
     if pair.before is None or pair.after is None:
         return Text(UNKNOWN)
     change = pair.after - pair.before
+    if predicted and pair.unit == "seconds":
+        change = float(f"{pair.after:.1e}") - float(f"{pair.before:.1e}")  # of what is shown
     return Text(("+" if change > 0 else "") + say(pair, change), _colour(pair))

@@ -6,6 +6,7 @@ import argparse
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from shlex import quote
 from typing import Any, NoReturn
 
 from ..errors import InputError, one_of
@@ -59,8 +60,9 @@ def parse(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
             raise InputError(f"there is no option '{name}'", where=asked.prog, hint=one_of(name, shown))
     args, others = parser.parse_known_args(words)
     if others:
-        what = f"'{others[0]}' is one word too many"
-        raise InputError(what, where=asked.prog, hint=f"{asked.prog} --help")
+        what, before = f"'{others[0]}' is one word too many", words[max(0, words.index(others[0]) - 1)]
+        hint = f"--json > {quote(others[0])}" if before == "--json" else f"{asked.prog} --help"
+        raise InputError(what, where=asked.prog, hint=hint)
     args.given = frozenset(offers[name].dest for name in named if name in offers)
     return args
 

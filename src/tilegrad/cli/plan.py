@@ -128,8 +128,9 @@ def _is_file(args: argparse.Namespace) -> bool:
     """A graph in a file, or a model with the shape of its input?"""
     if ":" not in args.model and Path(args.model).is_file():
         return True
-    if ":" not in args.model and args.model not in NETWORKS:
-        hint = near_file(args.model) or model_hint(args.model)
+    name = args.model.partition("(")[0]  # before its options
+    if ":" not in args.model and name not in NETWORKS:
+        hint = near_file(args.model) or model_hint(name)
         raise ModelError(f"'{args.model}' is neither a file nor a model", hint=hint)
     if not args.input:
         raise InputError("a model needs the shape of its input", hint="--input 1x3x512x512")

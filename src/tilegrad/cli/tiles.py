@@ -6,7 +6,7 @@ import argparse
 import json
 from math import prod
 
-from ..bounds import MODES, Tiling, image_axes, lower_graph, tile_graph
+from ..bounds import MODES, Tiling, check_axes, image_axes, label_axes, lower_graph, tile_graph
 from ..bounds.mesh import Mesh
 from ..distributed.module import EXCHANGES
 from ..errors import GridError
@@ -83,6 +83,7 @@ def _cut(args: argparse.Namespace, text: str, what: str) -> tuple[Graph, list[st
     grid = parse_sizes(text, what)
     graph = capture(load_model(args.model, train=args.train, weights=False), *shapes)
     names = [part.strip() for part in args.axes.split(",")] if args.axes else image_axes(graph)[: len(grid)]
+    check_axes(graph, label_axes(graph), names)
     if len(names) != len(grid):
         raise GridError(
             f"a {what} of {len(grid)} sizes for {len(names)} axes ({', '.join(names)})",

@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 from ..errors import InputError
-from ..training import Stopped, Trainer, keys, load_config, make_config, parse_value
+from ..training import Stopped, Trainer, TrainingConfig, keys, load_config, make_config, parse_value
 from ..training.checkpoint import LAST, seed_all
+from ..units import is_decimal, units_like
 from .console import say
 from .model import load_model
 
@@ -35,10 +36,15 @@ def run(args: argparse.Namespace) -> int:
     given = load_config(file) if file else {}
     flags = {key.name: getattr(args, key.name) for key in keys() if getattr(args, key.name) is not None}
     config = make_config(given | {name: parse_value(text) for name, text in flags.items()}, args.config or "the flags")
+    with units_like(is_decimal(config.budget)):  # which the file may have given
+        return _train(config, resume=args.resume)
+
+
+def _train(config: TrainingConfig, *, resume: bool) -> int:
     seed_all(config.seed)
     trainer = Trainer(config, load_model(str(config.model), train=True), say)
     try:
-        at = trainer.run(resume=args.resume)
+        at = trainer.run(resume=resume)
     except Stopped as stopped:
         where = trainer.folder / LAST
         print(f"interrupted; step {trainer.at.step} is in {where}; go on with --resume", file=sys.stderr)

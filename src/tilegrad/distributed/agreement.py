@@ -4,6 +4,8 @@ Rule A1  At the start parameters and buffers are those of the first rank, or whe
 Rule A2  Every call begins with one exchange of a few bytes: what is called, with what shapes, in which modes, what
          every input that all ranks share contains, and which image each part was cut from. Of tensors on a GPU the
          content is told with the next call, so that nobody waits for it.
+Rule A4  What ranks have computed outside, each for itself, is told by its outline, which rounding does not change:
+         inputs that all share, and, in the call after it, the gradients of outputs that all share.
 Rule A3  How often parameters and buffers were written to is told too: a rank that has skipped a step, or made one more,
          is noticed in the next call. Where the numbers differ, the values decide; they are compared besides in calls
          1, 2, 4, 8, and so on, which finds ranks that drift apart for another reason.
@@ -27,12 +29,16 @@ from torch.distributed.tensor import DTensor
 from ..errors import InputError, TilegradError
 from ..region import Box
 from .cut_weights import local_of
-from .digest import digest
+from .digest import differ, digest, outline
 from .group import Group
 from .part import Part
 
 WAYS = ("broadcast", "check", "off")
 _CONTENT = "the content of inputs that they share"
+_OUTLINES = {  # rule A4: what is told, and what makes it the same
+    "an input that each has computed": "the same weights, and the same seed before anything random, on every rank",
+    "the gradient of an output that they share": "the same loss, labels, weights and seeds outside of the module",
+}
 
 
 @dataclass
@@ -45,6 +51,7 @@ class Agreement:
     calls: int = 0
     versions: list[int] = field(default_factory=list)  # of parameters and buffers, in the last call
     late: tuple[Tensor, Any] | None = None  # what the inputs of the last call contained, on its way from a GPU
+    gradients: list[Tensor] = field(default_factory=list)  # since the last call: outlines
 
     @property
     def on(self) -> bool:
@@ -103,38 +110,45 @@ class Agreement:
         """Rules A2 and A3. `words`: what must be alike to go on at all, `failure`: why this rank cannot, `new`: it has
         no plan for such a call yet. Is it so for any rank?"""
         words, shared = {"failure": failure, **words}, [0] * len(self.group.mesh.axes)
-        steps: list[int] = []
+        steps, outlines = list[int](), [0.0] * 2 * len(_OUTLINES)
         if self.on and not failure:
-            words[_CONTENT], shared = self._content(flat)
+            words[_CONTENT], shared, outlines = self._content(flat)
             before, self.versions = self.versions, _versions(module)
             steps = [now - then for now, then in zip_longest(self.versions, before, fillvalue=0)]
         self.calls += 1
-        alike, same_boxes, some_new = self._look(repr((words, steps)), new, shared)
+        alike, same_boxes, some_new, apart = self._look(repr((words, steps)), new, shared, outlines)
         if not alike:
             every = _told(self.group, "the inputs", {**words, "steps": steps})
             self._raise_failure(every)
             compare(self.group, [{k: v for k, v in said.items() if k != "steps"} for said in every])
         if not same_boxes:
             raise InputError(f"the ranks disagree on {_CONTENT}", hint="the same on every rank that has the same box")
+        for what in apart:
+            raise InputError(f"the ranks disagree on {what}", hint=_OUTLINES[what])
         if not alike or (steps and self.calls & (self.calls - 1) == 0):
             self._compare_values(module)
         return some_new
 
-    def _look(self, text: str, new: bool, shared: Sequence[int]) -> tuple[bool, bool, bool]:
-        """Do all ranks say the same, have those that differ along one axis only the same numbers for it, and is the
-        call new to anyone?"""
+    def _look(
+        self, text: str, new: bool, shared: Sequence[int], outlines: Sequence[float]
+    ) -> tuple[bool, bool, bool, list[str]]:
+        """Do all ranks say the same, have those that differ along one axis only the same numbers for it, is the call
+        new to anyone, and whose outlines are not alike?"""
         if self.group.mesh.count == 1:
-            return True, True, new
-        form = f"16s?{len(shared)}q"
-        said = struct.pack(form, hashlib.blake2b(text.encode(), digest_size=16).digest(), new, *shared)
+            return True, True, new, []
+        axes = range(len(shared))
+        form = f"16s?{len(shared)}q{len(outlines)}d"
+        said = struct.pack(form, hashlib.blake2b(text.encode(), digest_size=16).digest(), new, *shared, *outlines)
         mine = torch.frombuffer(bytearray(said), dtype=torch.uint8).to(self.group.device)
         every = self.group.gather("the inputs", mine, frozenset(self.group.mesh.axes))
         read = (struct.unpack(form, bytes(each.cpu().numpy())) for each in every)
         found = dict(zip(self.group.mesh.coords(), read, strict=True))
         texts, news, *_ = (set(column) for column in zip(*found.values(), strict=True))
-        axes = range(len(shared))
         same = all(each[2 + k] == found[(*c[:k], 0, *c[k + 1 :])][2 + k] for c, each in found.items() for k in axes)
-        return len(texts) == 1, same, any(news)
+        first, *others = (each[2 + len(shared) :] for each in found.values())
+        pairs = {what: slice(2 * k, 2 * k + 2) for k, what in enumerate(_OUTLINES)}
+        apart = [what for what, at in pairs.items() if any(differ(first[at], other[at]) for other in others)]
+        return len(texts) == 1, same, any(news), apart
 
     def _raise_failure(self, every: Sequence[Mapping[str, Any]]) -> None:
         for rank, said in zip(self.group.mesh.ranks, every, strict=True):
@@ -146,9 +160,9 @@ class Agreement:
             hint = "optimizer.step() and load_state_dict on every rank, or on none"
             raise self._apart(different, hint)
 
-    def _content(self, flat: Sequence[Any]) -> tuple[list[Any], list[int]]:
+    def _content(self, flat: Sequence[Any]) -> tuple[list[Any], list[int], list[float]]:
         """What tells the inputs from others: of those that all ranks share, and for every axis of those that are not
-        cut along it."""
+        cut along it; and outlines (rule A4)."""
         names = [item.stamp for item in flat if isinstance(item, Part) and isinstance(item.stamp, str)]
         every = [digest(item) for item in flat if isinstance(item, Tensor) and item.is_leaf]
         every += [item.stamp for item in flat if isinstance(item, Part) and isinstance(item.stamp, Tensor)]
@@ -156,12 +170,27 @@ class Agreement:
         parts = [(item, digest(item.to_local())) for item in flat if isinstance(item, Part) and self._shares(item)]
         for axis in self.group.mesh.axes:
             every.append(sum((number for item, number in parts if axis not in item.dims), zero))
+        made = [outline(item) for item in flat if isinstance(item, Tensor) and not item.is_leaf]
+        every += [*self._outlined(made), *self._outlined(self.gradients)]
+        self.gradients = []
         found = torch.stack([number.to(self.group.device) for number in every])
         if found.device.type == "cuda":
             before, self.late = self.late, _leaving(found)
             found = torch.zeros_like(found, device="cpu") if before is None else _arrived(before)
-        numbers = found.tolist()
-        return [*names, *numbers[: -len(self.group.mesh.axes)]], numbers[-len(self.group.mesh.axes) :]
+        outlines = found[-2 * len(_OUTLINES) :].view(torch.float64).tolist()
+        numbers, axes = found[: -2 * len(_OUTLINES)].tolist(), len(self.group.mesh.axes)
+        return [*names, *numbers[:-axes]], numbers[-axes:], outlines
+
+    def _outlined(self, every: Sequence[Tensor]) -> list[Tensor]:
+        """One outline for all, as integers: the later ones count more, so that none makes up for another."""
+        zero = torch.zeros(2, dtype=torch.float64, device=self.group.device)
+        total = sum(((k + 1) * each.to(self.group.device) for k, each in enumerate(every)), zero)
+        return list(total.view(torch.int64))
+
+    def went_back(self, gradients: Sequence[Tensor]) -> None:
+        """Of outputs that all ranks have: told in the next call."""
+        if self.on:
+            self.gradients += map(outline, gradients)
 
     def _shares(self, item: Part) -> bool:
         """Have other ranks the same box, as the caller gave it? What was computed may differ in its last bits."""

@@ -30,7 +30,8 @@ def cut_parameters(module: nn.Module, plan: MeshPlan, state: Any) -> list[weakre
     named = dict(module.named_parameters(remove_duplicate=False))
     values = {str(v.target): v.name for v in plan.graph.of_kind(Kind.PARAMETER)}
     coords = plan.mesh.coords_of(state.group.rank)
-    boxes = {name: plan.owned(v, coords) for name, v in values.items() if plan.placement.cut[v]}
+    axes = state.group.mesh.axes  # not the one that is only streamed along
+    boxes = {name: plan.owned(v, coords) for name, v in values.items() if not plan.placement.cut[v].isdisjoint(axes)}
     for name, box in state.cut.items():
         if name in boxes and boxes[name] != box:
             what = f"parameter '{name}' is cut into {box} already, where {boxes[name]} is due"

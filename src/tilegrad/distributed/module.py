@@ -147,7 +147,7 @@ class DistributedModule(Wrapped):
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         for each in shards(self):
-            each.reshard()  # what its hooks have gathered: only outputs that are tensors would tell them of backward
+            each.reshard()  # what its hooks have gathered: a call binds its own
         runner, call = self._runner(args, kwargs)
         self._state.last = runner
         return runner(self.module, call.flat)
@@ -189,6 +189,7 @@ class DistributedModule(Wrapped):
 
     def _make(self, state: _State, call: ModuleCall) -> tuple[RankRunner, dict[str, Any]]:
         flat = call.flat
+        _check_norms(self.module)
         mesh = _one_mesh(flat, state.group.mesh)
         module = self.module
         if state.skeleton is None and any(p.is_meta for p in module.parameters()):
@@ -223,7 +224,8 @@ class RankRunner:
         self, captured: Captured, mesh: Mesh, state: _State, module: nn.Module, flat: Sequence[Any], graded: bool
     ):
         self.captured, self.group, self.device_mesh = captured, state.group, state.device_mesh
-        self.replicas, self.cut = state.replicas, state.cut
+        self.mesh = mesh  # the plan's may have one axis more, along which a rank streams
+        self.replicas, self.cut, self.agreement = state.replicas, state.cut, state.agreement
         self.apart = state.skeleton is not None  # was another module captured than the one that runs?
         graph = lower_graph(captured.graph)
         bound = self._bind(module, flat)
@@ -239,7 +241,7 @@ class RankRunner:
 
     def _check_inputs(self, flat: Sequence[Any]) -> None:
         for name, item in zip(self.captured.user_inputs, flat, strict=True):
-            if not isinstance(item, Part) and isinstance(item, Tensor) and self.mesh_plan.placement.cut[str(name)]:
+            if not isinstance(item, Part) and isinstance(item, Tensor) and self.lies_on_mesh(str(name)):
                 what = f"input '{name}' lies on the mesh, but is a whole tensor"
                 raise InputError(what, hint="tilegrad.distributed.part(x, mesh)")
             if isinstance(item, Part) and item.box != self.mesh_plan.owned(str(name), self.plan.coords):
@@ -268,13 +270,16 @@ class RankRunner:
         parts = [self._part(n, tensor) for n, tensor in zip(names, outputs, strict=True)]
         return self.captured.assemble(parts, flat, bound)
 
+    def lies_on_mesh(self, name: str) -> bool:
+        return not self.mesh_plan.placement.cut[name].isdisjoint(self.mesh.axes)
+
     def _part(self, name: str, tensor: Tensor) -> Any:
         plan = self.mesh_plan
-        if not plan.placement.cut[name]:
+        if not self.lies_on_mesh(name):
             return tensor
-        dims = {axis: plan.axes.dims[name][axis] for axis in plan.mesh.axes if axis in plan.placement.cut[name]}
+        dims = {axis: plan.axes.dims[name][axis] for axis in self.mesh.axes if axis in plan.placement.cut[name]}
         box, shape = plan.owned(name, self.plan.coords), plan.graph.shape(name)
-        return Part(tensor, box, shape, dims, plan.mesh, self.device_mesh, made=True)
+        return Part(tensor, box, shape, dims, self.mesh, self.device_mesh, made=True)
 
 
 def _together(group: Group, make: Any) -> RankRunner:
@@ -296,6 +301,14 @@ def _together(group: Group, make: Any) -> RankRunner:
     compare(group, [answer["said"] for answer in answers])
     assert runner is not None
     return runner
+
+
+def _check_norms(module: nn.Module) -> None:
+    """A SyncBatchNorm would ask its process group by itself, of which the plan knows nothing."""
+    for name, each in module.named_modules():
+        if isinstance(each, nn.SyncBatchNorm) and each.training:
+            hint = "BatchNorm2d: on a mesh its statistics are those of all images and ranks"
+            raise CaptureError(f"'{name}' is a SyncBatchNorm", where=type(module).__name__, hint=hint)
 
 
 def _check_captured(captured: Captured, apart: bool) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import accumulate, pairwise
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,9 +21,10 @@ from ..errors import InputError
 from ..execution.messages import pack, unpack
 from ..images import ImageSource
 from ..region import Box, Interval, cuts_of_count
-from .digest import digest_sample
+from ..torch_private import pytree
 from .group import Group
 from .join import device_of, group_of, mesh_of, rank_in
+from .stamp import stamp_of
 
 Cuts = Mapping[str, Sequence[int]]
 
@@ -154,6 +154,14 @@ class Part:
         return partial(_call, method, self)
 
 
+def _taken_apart(item: Part) -> tuple[list[Any], Any]:
+    return [item._local], {f.name: getattr(item, f.name) for f in fields(item) if f.name != "_local"}
+
+
+# DDP (static_graph=True) looks for tensors in what a module returns, and learns from them that backward is due.
+pytree.register_pytree_node(Part, _taken_apart, lambda local, rest: Part(*local, **rest))
+
+
 def _call(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """A function of torch, of whole arrays."""
     from .functions import run_function  # which needs parts
@@ -203,7 +211,7 @@ def _even(marks: Sequence[int]) -> bool:
 
 def part(x: Any, mesh: DeviceMesh, *, dims: Mapping[str, int] | None = None, cuts: Cuts | None = None) -> Part:
     """This rank's own box of an array: a tensor, an image of `tilegrad.open`, or anything that has a shape and can be
-    sliced (a memory-mapped file, a zarr array), of which only the box is read.
+    sliced (a memory-mapped file, a zarr array), of which only the box is read, and three elements of what is no file.
 
     dims: the dimension of each axis of the mesh. By default an image's: "batch" is the first, "w" the last, "h" the one
     before; arrays of one or two dimensions are cut along "batch" only.
@@ -215,18 +223,7 @@ def part(x: Any, mesh: DeviceMesh, *, dims: Mapping[str, int] | None = None, cut
     for axis, dim in places.items():
         check_fits(cut_mesh, axis, int(x.shape[dim]), "the array")
     box = box_of(cut_mesh, ours.coords_of(rank_in(mesh)), tuple(map(int, x.shape)), places)
-    return Part(_read(x, box, device_of(mesh)), box, tuple(map(int, x.shape)), places, cut_mesh, mesh, _stamp(x))
-
-
-def _stamp(x: Any) -> Tensor | str:
-    """What tells an image from another, cheaply: a sample of what is in memory, the name of what is not."""
-    if isinstance(x, Tensor):
-        return digest_sample(x)
-    if isinstance(x, ImageSource):
-        return Path(x.name).name
-    if isinstance(x, np.memmap):
-        return Path(str(x.filename)).name
-    return ""
+    return Part(_read(x, box, device_of(mesh)), box, tuple(map(int, x.shape)), places, cut_mesh, mesh, stamp_of(x))
 
 
 def box_of(mesh: Mesh, coords: Coords, shape: Sequence[int], dims: Mapping[str, int]) -> Box:

@@ -36,6 +36,9 @@ class RankStep:
         for name, parameter in self.sharded.items():
             if version_of(parameter) != self.before[name]:
                 raise was_changed(f"'{name}'")
+        given = zip(self.output_names, grads, strict=True)
+        shared = [g for name, g in given if g is not None and not self.runner.lies_on_mesh(name)]
+        self.runner.agreement.went_back(shared)
         found = self.session.backward(grads)
         if self.runner.replicas is not None:
             self.runner.replicas.reduce(

@@ -34,25 +34,42 @@ class CudnnConvolution(Kernel):
         op = op_of(calls[0])
         assert isinstance(op, Conv)
         how = op.options(calls[0], place or whole_place(calls[0], x.device))
-        found: Tensor = RectifiedConv.apply(x, weight, bias[0] if bias else None, *how)  # type: ignore[no-untyped-call]
+        made = RectifiedConv.apply(x, weight, bias[0] if bias else None, *how)  # type: ignore[no-untyped-call]
+        found: Tensor = Rectified.apply(made)  # type: ignore[no-untyped-call]
         return found
 
 
 class RectifiedConv(Function):
-    """As `TileConv`, and rectified: the gradient is told from what it makes."""
+    """As `TileConv`, but what it makes is rectified already."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, frame: Sequence[int], options: Options
     ) -> Tensor:
-        found = torch.cudnn_convolution_relu(framed(x, frame), weight, bias, *options)
-        ctx.save_for_backward(x, weight, found)
+        ctx.save_for_backward(x, weight)
         ctx.bias = None if bias is None else list(bias.shape)
         ctx.frame, ctx.options = frame, options
+        found: Tensor = torch.cudnn_convolution_relu(framed(x, frame), weight, bias, *options)
         return found
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        x, weight, found = ctx.saved_tensors
-        grad = torch.ops.aten.threshold_backward(grad, found, 0.0)
+        x, weight = ctx.saved_tensors
         return *conv_backward(grad, x, weight, ctx.bias, ctx.frame, ctx.options, ctx.needs_input_grad[:3]), None, None
+
+
+class Rectified(Function):
+    """The rectifier of what is rectified already: there is nothing to make, and its gradient is told from the result.
+    Apart from the convolution, so that autograd can let go of the gradient that came before the convolution's own are
+    made: together they would be one tensor more."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        ctx.save_for_backward(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return torch.ops.aten.threshold_backward(grad, x, 0.0)

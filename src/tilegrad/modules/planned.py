@@ -149,11 +149,14 @@ class Ask:
 
     def _of_size(self, search: TileSearch, sizes: TileSizes) -> Schedule:
         slack, storage = Slack(SLACK, search.graph.outside_bytes()), self.options.storage or Storage.DEVICE
-        fit = search.tiled(sizes, storage, None if self.budget is None else slack.inside(self.budget))
-        if self.budget is not None:
-            fit = keep_what_fits(search, fit, slack, self.budget)
-        check_schedule(fit.planned)
-        return fit.planned
+        if self.budget is None:
+            found = search.cut(sizes, storage)  # what it needs is predicted for who asks
+            found = predicted(found, self.graded) if self.options.records(self.device) else found
+        else:
+            fit = search.tiled(sizes, storage, slack.inside(self.budget))
+            found = keep_what_fits(search, fit, slack, self.budget).planned
+        check_schedule(found)
+        return found
 
     def _first_that_fits(self, planning: Planning, search: TileSearch) -> tuple[Schedule, Planning]:
         """The chosen plan as the executor runs it; where that needs more than was planned, the next."""
@@ -214,9 +217,15 @@ def executable(plan: Schedule, forward: Graph, graded: Sequence[str], budget: in
     return replace(found, predicted={**plan.predicted, **prediction.figures})
 
 
-def say_what_is_whole(schedule: Schedule) -> None:
+def predicted(schedule: Schedule, graded: Sequence[str]) -> Schedule:
+    """With what it needs, where that was not asked for yet."""
+    if schedule.mode == "none" or schedule.predicted:
+        return schedule
+    return replace(schedule, predicted=predict(schedule, graded).figures)
+
+
+def say_what_is_whole(schedule: Schedule, peak_bytes: Callable[[], int]) -> None:
     """In the log, where one operator that runs whole holds much of the peak."""
-    peak = schedule.predicted.get("total_bytes", 0)
     held = {
         node.name: whole_bytes(schedule.graph, node)
         for phase in schedule.phases
@@ -224,10 +233,12 @@ def say_what_is_whole(schedule: Schedule) -> None:
         for node in phase.nodes
     }
     worst = max(held, key=held.__getitem__, default=None)
-    if worst is not None and held[worst] > LOUD * peak > 0:
+    if worst is None or held[worst] <= LOUD * (held[worst] + schedule.graph.outside_bytes()):
+        return  # no peak is so low
+    if held[worst] > LOUD * (peak := peak_bytes()) > 0:
         _log.warning(
             "%s runs whole and holds %s of the predicted peak of %s; see docs/operators.md#barriers",
             schedule.graph.node[worst].describe(),
             format_bytes(held[worst]),
-            format_bytes(int(peak)),
+            format_bytes(peak),
         )

@@ -1,19 +1,23 @@
 """What the allocator of a GPU holds for a step, and what that teaches.
 
-A plan counts tensors. Kernels take workspaces besides, and the allocator holds more than it hands out: both are seen
-when the first step has run, and the first that is recorded.
+A plan counts tensors. Kernels take workspaces besides, and the allocator holds more than it hands out. While a step
+runs it may hold no more than the budget: before it would, it gives back what lies unused between tensors, and maps it
+anew in one piece. Where even that is too little, memory has run out (rule R1 of `runner.py`); if there is no smaller
+plan, the step is run without that limit. A recording cannot give anything back while it is made: what it holds is
+looked at afterwards, and teaches how much less to plan for.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
 
 from ..schedule import Schedule
-from ..torch_private import expand_segments
+from ..torch_private import allocated_bytes, expand_segments
 from ..units import format_bytes
 
 FEW = 3  # steps that are looked at: those before one is recorded, and that one
@@ -44,18 +48,20 @@ class Reserved:
         self.here = self.held = self.mine = 0  # before a step: handed out, held, and what of it is the model's
         self.stays = 0  # what libraries took in a step and keep
         self.again = THRICE
+        self.lifted = False  # is there a limit no more? Not until it is planned again
         expand_segments()
         torch.cuda.empty_cache()
 
-    def begin(self, tensors: Mapping[str, Tensor]) -> None:
+    def begin(self, tensors: Mapping[str, Tensor]) -> Limit | None:
         """Before a step: what is there, and what of it is the model's. What others hold and do not use is not ours."""
         if self.left:
             give_back(self.device)
             here = [t for t in tensors.values() if t.device == self.device]
             grads = [t.grad for t in here if t.is_leaf and t.grad is not None]
             mine = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in (*here, *grads)}
-            self.here, self.held = torch.cuda.memory_allocated(self.device), torch.cuda.memory_reserved(self.device)
+            self.here, self.held = allocated_bytes(self.device), torch.cuda.memory_reserved(self.device)
             self.mine = sum(mine.values())
+        return None if self.lifted else Limit(self.device, allocated_bytes(self.device) - self.mine + self.budget)
 
     def end(self, schedule: Schedule, found: Iterable[Tensor] = ()) -> None:
         """After it. `found`: gradients."""
@@ -64,7 +70,12 @@ class Reserved:
             self.most = max(self.most, torch.cuda.memory_reserved(self.device) - self.held + self.mine)
             outputs = sum(schedule.graph.type(name).bytes for name in schedule.graph.outputs)
             known = 2 * outputs + sum(t.numel() * t.element_size() for t in found)
-            self.stays = max(self.stays, torch.cuda.memory_allocated(self.device) - self.here - known)
+            self.stays = max(self.stays, allocated_bytes(self.device) - self.here - known)
+
+    def lift(self) -> None:
+        """No plan could be run within the limit."""
+        _log.warning("a step does not fit into %s as the allocator counts: it may hold more", format_bytes(self.budget))
+        self.lifted, self.left = True, max(1, self.left)
 
     def lesson(self, schedule: Schedule) -> int | None:
         """The budget to plan again for, where steps held more than they should: as much more than that is within it.
@@ -81,8 +92,29 @@ class Reserved:
             "a step predicted to need %s held %s, more than the budget of %s: planned again for %s",
             *map(format_bytes, (need, self.most, self.budget, less)),
         )
-        self.again, self.left, self.most = self.again - 1, FEW, 0
+        self.again, self.left, self.most, self.lifted = self.again - 1, FEW, 0, False
         return less
+
+
+class Limit(AbstractContextManager[None]):
+    """The most that the allocator may hold while a step runs: what others have, and the budget. Its forward enters it,
+    and its backward; what others have made in between is theirs."""
+
+    def __init__(self, device: torch.device, most: int):
+        self.device, self.most = device, most
+        self.here: int | None = None  # handed out when it was left
+        self.before = 1.0
+
+    def __enter__(self) -> None:
+        if self.here is not None:
+            self.most += max(0, allocated_bytes(self.device) - self.here)
+        self.before = torch.cuda.get_per_process_memory_fraction(self.device)
+        share = self.most / torch.cuda.get_device_properties(self.device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(self.before, share), self.device)
+
+    def __exit__(self, *error: object) -> None:
+        torch.cuda.set_per_process_memory_fraction(self.before, self.device)
+        self.here = allocated_bytes(self.device)
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

@@ -3,14 +3,16 @@
 Rule R1  A step that runs out of memory is planned smaller and run again. Forward: buffers are written to at its end
          only. Backward: gradients are handed out at its end only, so forward runs again, its updates are dropped, and
          backward begins anew; a model whose outputs depend on buffers that it has written to by then is not run again.
-Rule R2  The first step is looked at (`Reserved`): where the allocator holds more than the budget, steps are planned
-         again, thrice at most, for less.
+Rule R2  On a GPU a step's allocator holds no more than the budget (`Limit`). Where that is not possible, and where
+         steps are recorded, what they hold is looked at (`Reserved`); if that is more, steps are planned again, thrice
+         at most, for less.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, cached_property
 from typing import Any, Protocol, TypeVar
@@ -34,7 +36,7 @@ from ..units import format_bytes
 from .options import Options
 from .plan import Plan
 from .plan_file import Planned
-from .planned import plan_call, say_what_is_whole
+from .planned import plan_call, predicted, say_what_is_whole
 from .reserved import Reserved, first_budget, give_back, is_out_of_memory
 
 SMALLER = 0.75  # of a plan that ran out of memory: what the next one gets
@@ -74,7 +76,7 @@ class Runner:
     def _use(self, planned: Planned) -> None:
         self.schedule, self.planning = planned
         if self.schedule.mode != "none" and self.schedule.phases:
-            say_what_is_whole(self.schedule)
+            say_what_is_whole(self.schedule, lambda: self.total_bytes)
         self.compile = None if self.options.compile is None else dict(self.options.compile)
         self.engine = Executor(self.schedule, self.device.type, self.compile)
         records = self._pool is not None and "recorded_bytes" in self.schedule.predicted
@@ -82,7 +84,14 @@ class Runner:
         self._whole: Compilation | None = None
 
     @property
+    def total_bytes(self) -> int:
+        """What the plan is predicted to need."""
+        self.schedule = predicted(self.schedule, self._graded)
+        return int(self.schedule.predicted.get("total_bytes", 0))
+
+    @property
     def plan(self) -> Plan:
+        self.schedule = predicted(self.schedule, self._graded)
         budget = self.options.budget_on(self.device)
         return Plan(self.schedule, self.planning, budget, self.options.decimal, tuple(self._graded))
 
@@ -119,7 +128,7 @@ class Runner:
 
     def plan_smaller(self) -> bool:
         """Rule R1. Is there a smaller plan? What was asked for otherwise (tiles of a size) does not count any more."""
-        budget, need = self.options.budget_on(self.device), int(self.schedule.predicted.get("total_bytes", 0))
+        budget, need = self.options.budget_on(self.device), self.total_bytes
         if self.schedule.mode == "none" or not need:
             return False
         less = int(SMALLER * min(need, budget or need))
@@ -155,8 +164,7 @@ class Step:
     def __init__(self, runner: Runner, tensors: Mapping[str, Tensor], sinks: Mapping[str, Sink] | None = None):
         self.runner, self.tensors, self.sinks = runner, tensors, sinks
         self.seed = new_seed() if runner.engine.draws else 0
-        if runner.reserved is not None:
-            runner.reserved.begin(tensors)
+        self.limit = runner.reserved.begin(tensors) if runner.reserved is not None else None
         self.session = runner.session(tensors, self.seed, sinks)
 
     @property
@@ -194,14 +202,19 @@ class Step:
     def _tried(self, run: Callable[[Pass | Flight], T], again: bool = True) -> T:
         while True:
             try:
-                return run(self.session)
+                limit = self.limit if again and isinstance(self.session, Pass) else None
+                with limit or nullcontext():
+                    return run(self.session)
             except RuntimeError as error:
                 if not again or not is_out_of_memory(error):
                     raise
                 failed = error.with_traceback(None)  # whose frames hold tensors
             del self.session
             if not self.runner.plan_smaller():
-                raise failed
+                if limit is None or self.runner.reserved is None:
+                    raise failed
+                self.limit = None
+                self.runner.reserved.lift()
             self.session = self.runner.session(self.tensors, self.seed, self.sinks)
 
 

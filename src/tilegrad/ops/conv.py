@@ -147,8 +147,9 @@ def gradients(
     """As torch has them, but for a bias on a GPU. `how`: what torch calls stride, padding and so on, transposed too."""
     apart = needs[2] and grad.is_cuda and layout_of(grad) != torch.contiguous_format
     mask = [*needs[:2], needs[2] and not apart]
+    sums = channel_sums(grad) if apart else None  # first: its kernel works in a quarter of the gradient's memory
     of_x, of_weight, of_bias = torch.ops.aten.convolution_backward(grad, x, weight, bias, *how, mask)
-    return of_x, of_weight, channel_sums(grad) if apart else of_bias
+    return of_x, of_weight, sums if apart else of_bias
 
 
 def channel_sums(grad: Tensor) -> Tensor:

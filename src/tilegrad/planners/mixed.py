@@ -18,8 +18,7 @@ from ..sim.predict import predict
 from ..sim.training import training_graph
 from .problem import Effort, Planner, Problem, Proposal, TrainingStep
 from .recompute import schedule_reruns
-from .tile import axis_lengths, total_stride
-from .tiling import Scale, UncutPhase, Walks, Weight, cut_tiles, make_schedule
+from .tiling import Scale, UncutPhase, Walks, Weight, axis_lengths, cut_tiles, make_schedule, total_stride
 
 MUCH = 1.1  # times plain: from here on a mix of tiles and whole nodes is worth a search
 SHARES = (0.4, 0.6, 0.8, 0.95)  # of all activations' bytes that the tiled stretch makes

@@ -14,8 +14,8 @@ from ..schedule import Schedule, Storage
 from ..units import format_bytes, round_up
 from .offload import least_by_copies
 from .problem import Candidate, Problem
-from .tile import Fit, TileSearch, axis_lengths, total_stride
-from .tiling import cut_tiles
+from .tile import Fit, TileSearch
+from .tiling import axis_lengths, cut_tiles, total_stride
 
 WORTH = 0.95  # of what is needed: what saves less than that is not worth a word
 ALONG = 5  # tiles along each axis, with which norms that do not wait are weighed: near the least for most networks

@@ -1,37 +1,43 @@
 """Find the tiles that fit a memory budget in the least predicted time.
 
-Samples, the longest axis of a sample, all axes of its image; few tiles to many, in multiples of the network's total
-stride; seams carried or where they cost least: all are weighed in closed form, with as many of the last tiles kept as
-there is room for. The fastest that should fit is rehearsed; what that teaches counts for the next.
+Samples, the longest axis of a sample, all axes of its image; few tiles to many, until more are no faster, in multiples
+of the network's total stride; seams carried or where they cost least: all are weighed in closed form, with as many of
+the last tiles kept as there is room for. The fastest that should fit is rehearsed; what that teaches counts for the
+next.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf, prod
 
-from ..bounds import check_axes, label_axes, sort_nodes
-from ..bounds.roles import NodePart
+from ..bounds import check_axes, label_axes
 from ..errors import GridError
 from ..ir import Graph, Kind
 from ..progress import stop
 from ..schedule import KEPT, Again, Schedule, Storage, TilePhase
 from ..sim.clock import measure_time
 from ..sim.machine import CPU, Machine
-from ..sim.predict import Prediction, predict
+from ..sim.predict import Prediction
 from ..sim.rehearsal import Rehearsals
 from .problem import Planner, Problem, Proposal
 from .tiling import (
+    GROWTH,
+    MOST_TILES,
     SURE,
     USUAL,
     Between,
+    Family,
+    Guesses,
     Scale,
     TileSizes,
     Walks,
     Weight,
     cut_tiles,
+    families,
     keep_last,
     keepable,
     levels,
@@ -40,13 +46,11 @@ from .tiling import (
 )
 
 MOST_ISLANDS = 16384  # in all walks together
-MOST_TILES = 1024  # in a walk: more of them cost more time than the memory they save is worth
 LOSS = 2  # times the outputs: what a loss holds besides them and their gradients
-FEW_TILES = 64  # in a walk: more are only weighed where these do not fit
-GROWTH = 1.5  # from one number of tiles that is weighed to the next
 IDLE = 2  # numbers of tiles that fit and are no faster: then more are not weighed
 NEAR = 1.02  # times the least time: of such tiles the fewest are taken, with what they store near by
 SAVED = 0.005  # of a step's time: what more tiles kept would save at most, and is not looked for
+FULL = 0.015  # of a budget: so little room is not looked at
 REHEARSED = 5  # at most: the first is nearly always within some percent of what was weighed
 MARGIN = 0.9  # of a budget: what few tiles should fit in, for they are weighed less well
 MISTRUST = 0.8  # of what was weighed, before anything was rehearsed: what may turn out to fit
@@ -73,7 +77,7 @@ class Tile(Planner):
             yield Proposal(best.schedule, detail, best.prediction)
 
     def fastest_s(self, problem: Problem) -> float:
-        """Tiles cost a forward pass more than plain."""
+        """Tiles cost a forward pass more than plain, but for the memory that is new to it each time."""
         return problem.tiles.least_seconds if problem.tiles is not None else 0.0
 
 
@@ -83,7 +87,7 @@ class Fit:
 
     schedule: Schedule
     prediction: Prediction
-    table: Rehearsals | None = field(default=None, repr=False)  # what its islands need
+    table: Guesses | None = field(default=None, repr=False)  # what its islands need
 
     @property
     def planned(self) -> Schedule:
@@ -116,8 +120,9 @@ class TileSearch:
 
     @cached_property
     def least_seconds(self) -> float:
-        """What a step takes in a single tile: no tiles are faster."""
-        return measure_time(plan_plain(self.graph, train=self.train), None, self.machine).total_s
+        """What a step takes in a single tile, if its memory were not new each time: no tiles are faster."""
+        machine = replace(self.machine, fresh_bytes_per_s=None)
+        return measure_time(plan_plain(self.graph, train=self.train), None, machine).total_s
 
     @cached_property
     def walks(self) -> Walks:
@@ -132,11 +137,19 @@ class TileSearch:
         """Room for what a loss makes of the outputs."""
         return LOSS * sum(self.graph.type(name).bytes for name in dict.fromkeys(self.graph.outputs))
 
-    def tiled(self, sizes: TileSizes, storage: str, budget: int | None = None) -> Fit:
+    def cut(self, sizes: TileSizes, storage: str) -> Schedule:
+        """Tiles of these sizes, whatever they need."""
+        mode = self.modes[0]
+        return self._schedule(mode, self._cut_into(mode, sizes, USUAL), storage, KEPT)
+
+    def _schedule(self, mode: str, phases: tuple[TilePhase, ...], storage: str, again: Again) -> Schedule:
+        return make_schedule(self.graph, "stream" if mode == "auto" else mode, phases, storage, self.train, again)
+
+    def tiled(self, sizes: TileSizes, storage: str, budget: float = inf) -> Fit:
         """Tiles of these sizes: the faster seams, or those that need least where the others do not fit."""
-        options = [o for mode in self.modes for o in self.weigh(mode, sizes, storage, budget or inf)]
-        fits = sorted((self.rehearse(option) for option in options[: 1 if budget is None else None]), key=_peak)
-        return next((fit for fit in reversed(fits) if budget is None or _peak(fit) <= budget), fits[0])
+        options = [o for mode in self.modes for o in self.weigh(mode, sizes, storage, budget)]
+        fits = sorted((self.rehearse(option) for option in options), key=_peak)
+        return next((fit for fit in reversed(fits) if _peak(fit) <= budget), fits[0])
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -158,13 +171,10 @@ class TileSearch:
     def _cut(self) -> dict[tuple[object, ...], tuple[TilePhase, ...]]:
         return {}
 
-    def families(self, *, few: bool) -> list[list[TileSizes]]:
-        """All sizes that are weighed, one number of tiles after another."""
-        return self._families[0 if few else 1]
-
     @cached_property
-    def _families(self) -> tuple[list[list[TileSizes]], list[list[TileSizes]]]:
-        return [*_families(self, few=True)], [*_families(self, few=False)]
+    def families(self) -> list[Family]:
+        """All sizes that are weighed."""
+        return [*families(self.graph, self.axes, self.samples)]
 
     def floor(self, storage: str) -> float:
         """No tiles need less of what usually lies between phases."""
@@ -172,7 +182,7 @@ class TileSearch:
 
     def _some_tiles(self, between: Between, at: int = 0) -> Iterator[tuple[TilePhase, ...]]:
         """Few (0) or many (-1), along one axis or all."""
-        for sizes in [family[at] for family in self.families(few=True) if family] or [{}]:
+        for sizes in [family.few[at] for family in self.families if family.few] or [{}]:
             yield self._cut_into(self.modes[0], sizes, between)
 
     def between(self, storage: str, budget: float) -> list[Between]:
@@ -186,23 +196,22 @@ class TileSearch:
         return [found[at] for at in sorted({many, (many + few) // 2, few})]
 
     def _first_to_fit(self, found: Sequence[Between], tried: Sequence[int], tiles: int, budget: float) -> int:
-        """Of what may lie between phases, what leaves room for tiles; where nothing does, what leaves most."""
-        floor = {at: self.scale.floor(next(self._some_tiles(found[at], tiles)), Storage.DEVICE) for at in tried}
-        least: dict[int, float] = {}
-        for at in [at for at in tried if floor[at] <= budget] or tried:
-            for phases in self._some_tiles(found[at], tiles):
-                options = self.scale.weigh_within(phases, Storage.DEVICE, budget)
-                least[at] = min(least.get(at, inf), *(weight.total_bytes for _, weight in options))
-                if least[at] <= budget:
-                    return at
-        return min(least, key=least.__getitem__)
+        """Of what may lie between phases, what leaves room for tiles; where nothing does, what leaves most. The further
+        one goes, the less is stored."""
+
+        def fits(at: int) -> bool:
+            if self.scale.floor(next(self._some_tiles(found[at], tiles)), Storage.DEVICE) > budget:
+                return False
+            options = (self.scale.weigh_within(p, Storage.DEVICE, budget) for p in self._some_tiles(found[at], tiles))
+            return any(weight.total_bytes <= budget for option in options for _, weight in option)
+
+        return tried[min(bisect_left(tried, True, key=fits), len(tried) - 1)]
 
     def smallest(self, storages: Sequence[str]) -> Fit | None:
         """The tiles that need least of all that are weighed."""
         if not self.axes:
             return None
-        most = [family[-1] for family in self.families(few=False) if family]
-        sizes = [*(each for family in self.families(few=True) for each in family), *most]
+        sizes = [size for family in self.families for size in (*family.few, *family.many[-1:])]
         between = (self.between(storages[-1], 0.0) or [USUAL])[-1]
         every = [o for size in sizes for mode in self.modes for o in self.weigh(mode, size, storages[-1], 0.0, between)]
         options = [option for option in every if option.tiles <= MOST_ISLANDS] or every[:1]
@@ -210,10 +219,12 @@ class TileSearch:
         return self.rehearse(best) if best is not None else None
 
     def rehearse(self, option: Option) -> Fit:
-        mode = "stream" if option.mode == "auto" else option.mode
-        schedule = make_schedule(self.graph, mode, option.phases, option.storage, self.train, option.again)
-        table = Rehearsals(schedule, self.graded if self.train else ())
-        return Fit(schedule, predict(schedule, self.graded, table), table)
+        schedule = self._schedule(option.mode, option.phases, option.storage, option.again)
+        table = self._table(schedule)
+        return Fit(schedule, table.predict(schedule), table)
+
+    def _table(self, schedule: Schedule) -> Guesses:
+        return Guesses(schedule, self.scale, Rehearsals(schedule, self.scale.graded))
 
     def dialled(self, fit: Fit, budget: int) -> Fit:
         """The same tiles, as many of the last ones kept as the budget allows: more are never less memory. Room is left
@@ -222,12 +233,15 @@ class TileSearch:
         if not self.train or _peak(fit) > budget:
             return fit
         best, low, high = fit, 0, len(keepable(fit.schedule)) + 1
+        table = fit.table or self._table(fit.schedule)
         weight = self.scale.weigh(fit.schedule.phases, fit.schedule.storage, fit.schedule.remade)
         middle, above = weight.keep(budget)[0], inf  # `above`: what `high` of them need
         while high - low > 1 and (high - low - 1) * weight.kept_seconds > SAVED * weight.seconds:
+            if best is not fit and budget - _peak(best) < FULL * budget:
+                break
             middle = min(max(middle, low + 1), high - 1)
             schedule = keep_last(fit.schedule, middle)
-            found = Fit(schedule, predict(schedule, self.graded, fit.table), fit.table)
+            found = Fit(schedule, table.predict(schedule), table)
             guessed = low > 0 or above < inf  # by line or by halves, in turn
             if _peak(found) <= budget:
                 low, best = middle, found
@@ -266,8 +280,8 @@ def fit_tiles(search: TileSearch, budget: int, storages: Sequence[str]) -> Fit |
     if not search.axes:
         return None
     check_axes(search.graph, label_axes(search.graph), search.axes)
-    for few in (True, False):
-        options = [option for storage in storages for option in _options(search, storage, budget, few=few)]
+    for patience in (IDLE, MOST_TILES):  # what should have fitted does not: then all others, too
+        options = [option for storage in storages for option in _options(search, storage, budget, patience)]
         found = _fastest(search, options, budget)
         if found is not None:
             try:
@@ -292,31 +306,39 @@ def _rival(search: TileSearch, found: Fit, options: Sequence[Option], budget: in
     return fit if fit.seconds(search) < seconds else None
 
 
-def _options(search: TileSearch, storage: str, budget: int, *, few: bool) -> list[Option]:
+def _options(search: TileSearch, storage: str, budget: int, patience: int) -> list[Option]:
     """All tiles that are weighed."""
     return [
         option
         for between in search.between(storage, budget)
-        for family in search.families(few=few)
-        for option in _weighed(search, family, storage, budget, between)
+        for family in search.families
+        for option in _weighed(search, family.every, storage, budget, between, patience)
         if option.tiles <= MOST_ISLANDS
     ]
 
 
 def _weighed(
-    search: TileSearch, family: Iterable[TileSizes], storage: str, budget: int, between: Between
+    search: TileSearch, family: Iterable[TileSizes], storage: str, budget: int, between: Between, patience: int
 ) -> Iterator[Option]:
-    """Few tiles to many, until more of them fit and are no faster."""
-    least, idle = inf, 0
+    """Few tiles to many, until more of them fit and are no faster, so many numbers of them one after another. Of tiles
+    that are far too large the next ones are left out: what a tile needs shrinks no faster than the tile."""
+    least, idle, largest = inf, 0, inf
     for sizes in family:
+        if prod(sizes.values()) > largest:
+            continue
         options = [o for mode in search.modes for o in search.weigh(mode, sizes, storage, budget, between)]
         options = [o for o in options if o.tiles <= MOST_ISLANDS]
         yield from options
         seconds = min((o.seconds(budget) for o in options if o.weight.total_bytes <= budget), default=inf)
         idle = idle + 1 if least <= seconds < inf else 0
         least = min(least, seconds)
-        if idle >= IDLE:
+        if idle >= patience:
             return
+        if least == inf and options:
+            fixed = search.scale.floor(options[0].phases, storage)
+            need = MISTRUST * min(o.weight.total_bytes for o in options) - fixed
+            if need > budget - fixed:
+                largest = prod(sizes.values()) * max(0.0, budget - fixed) / need
 
 
 def _fastest(search: TileSearch, options: list[Option], budget: int) -> Fit | None:
@@ -345,37 +367,3 @@ def _fastest(search: TileSearch, options: list[Option], budget: int) -> Fit | No
         trust = max(trust, _peak(fit) / weight.total_bytes)
         options = [o for o in options if o is not option]
     return None
-
-
-def _families(search: TileSearch, *, few: bool) -> Iterator[list[TileSizes]]:
-    """All that is weighed, in few tiles or in many: samples, which have no halos; the longest axis; all axes."""
-    image = axis_lengths(search.graph, [a for a in search.axes if a != "n"])
-    batch = axis_lengths(search.graph, ("n",)).get("n", 1) if search.samples or "n" in search.axes else 1
-    fixed = {"n": 1} if batch > 1 else {}
-    families: list[tuple[dict[str, int], tuple[str, ...]]] = [({}, ("n",))] if batch > 1 else []
-    longest = sorted(image, key=lambda axis: -image[axis])
-    families += [(fixed, tuple(a for a in image if a in longest[:k])) for k in dict.fromkeys((1, len(image))) if image]
-    for known, axes in families:
-        lengths, unit = axis_lengths(search.graph, axes), total_stride(search.graph, axes)
-        most = min(max(lengths.values()) // unit, round(MOST_TILES ** (1 / len(axes))))
-        limit = round(FEW_TILES ** (1 / len(axes)))
-        counts = {max(1, round(GROWTH**k)) for k in range(40)} | {limit, most}
-        counts = {n for n in counts if n <= max(1, most) and (n <= limit) == few and (n > 1 or known)}
-        sizes = (-(-max(lengths.values()) // (count * unit)) * unit for count in sorted(counts))
-        yield [{**known, **{axis: min(n, size) for axis, n in lengths.items()}} for size in sizes]
-
-
-def axis_lengths(graph: Graph, axes: Sequence[str]) -> dict[str, int]:
-    dims = label_axes(graph).dims
-    found = {a: max((graph.shape(v)[d[a]] for v, d in dims.items() if a in d), default=0) for a in axes}
-    return {a: n for a, n in found.items() if n}
-
-
-def total_stride(graph: Graph, axes: Sequence[str]) -> int:
-    """How many input elements the coarsest value steps over: cuts at its multiples give tiles of one shape."""
-    labels = label_axes(graph)
-    roles = sort_nodes(graph, labels, axes)
-    local = [n.outputs[0] for n in graph.nodes if roles.part[n.name] is NodePart.LOCAL]
-    lengths = axis_lengths(graph, axes)
-    ratios = [lengths[a] / graph.shape(v)[labels.dims[v][a]] for v in local for a in axes]
-    return max(1, round(max(ratios, default=1)))

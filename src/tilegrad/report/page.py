@@ -9,8 +9,10 @@ from typing import Literal, NamedTuple
 from ..profile import Profile
 from ..units import in_decimal
 
-# predicted: seconds that were; rate: a plain number with its unit in the head
-Unit = Literal["text", "count", "bytes", "seconds", "predicted", "share", "rate"]
+# predicted: seconds that were; extra: of these, beyond plain's, as a share; rate: a plain number, its unit in the head
+Unit = Literal[
+    "text", "count", "bytes", "seconds", "predicted", "share", "extra", "ratio", "predicted ratio", "rate"
+]  # fmt: skip
 
 
 class Fact(NamedTuple):

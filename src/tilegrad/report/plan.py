@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..planners import Candidate, Planning
-from ..units import format_bytes, format_predicted
+from ..units import format_bytes, format_extra, format_predicted
 from .curve import Curve, in_words
 from .terminal import make_table
 
@@ -34,7 +34,7 @@ def print_candidates(
             Text(item.detail),
             format_bytes(item.peak_bytes),
             format_predicted(item.time_s),
-            f"{item.time_s / plain.time_s - 1:+.1%}" if plain.time_s else "",
+            format_extra(item.time_s / plain.time_s - 1) if plain.time_s else "",
             format_bytes(item.host_bytes) if item.host_bytes else "-",
             style="bold" if item is chosen else "" if fits else "dim",
         )
@@ -75,7 +75,7 @@ def print_budgets(curve: Curve, console: Console) -> None:
         if isinstance(found, Planning):
             plan, extra = found.chosen, curve.extra(found.chosen.time_s)
             cells += [plan.planner, in_words(plan), format_bytes(plan.peak_bytes), format_predicted(plan.time_s)]
-            table.add_row(*map(Text, cells), "" if extra is None else f"{extra:+.1%}")
+            table.add_row(*map(Text, cells), "" if extra is None else format_extra(extra))
         else:
             least = f": the least is {format_bytes(found.least_bytes)}" if found.least_bytes else ""
             table.add_row(*cells, "-", f"nothing fits{least}", "", "", "", style="dim")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..analysis.simulated import is_timed, plan_profile
 from ..planners import Candidate, Planning
-from ..units import format_bytes, format_predicted
+from ..units import format_bytes, format_extra, format_predicted
 from .curve import Curve, in_words, make_curve
 from .html import save_page
 from .page import Column, Drawn, Fact, Page, Point, Scatter, Table
@@ -93,7 +93,7 @@ def _budgets(curve: Curve) -> Table:
         Column("what it does"),
         Column("peak", "bytes"),
         Column("time", "predicted"),
-        Column("extra time", "share"),
+        Column("extra time", "extra"),
     )
     return Table("Budgets", columns, rows, caption="What is chosen for each budget. Extra time is against plain.")
 
@@ -104,7 +104,7 @@ def _facts(planning: Planning) -> list[Fact]:
         f", {format_predicted(time.stall_s)} of it waiting for copies" if time is not None and time.stall_s > 0 else ""
     )
     extra = chosen.time_s / plain.time_s - 1 if plain.time_s else math.nan
-    against = f"{extra:+.1%} against plain" if math.isfinite(extra) else "plain is unknown"
+    against = f"{format_extra(extra)} against plain" if math.isfinite(extra) else "plain is unknown"
     found = [
         Fact("machine", planning.machine.name),
         Fact("budget", format_bytes(planning.budget), f"{planning.budget:,} bytes"),
@@ -156,7 +156,7 @@ def _candidates(planning: Planning, curve: Curve) -> Table:
         Column("peak", "bytes"),
         Column("fits"),
         Column("time", "predicted"),
-        Column("extra time", "share"),
+        Column("extra time", "extra"),
         Column("to and from host", "bytes"),
     ]
     if len(curve.asked) > 1:

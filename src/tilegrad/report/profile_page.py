@@ -37,10 +37,10 @@ def comparison_page(found: Comparison, both: tuple[Analysis, Analysis] | None = 
     for unit in ("seconds", "bytes", "share", "count"):
         rows = [(p.name, p.before, p.after, p.ratio) for p in found.totals if p.unit == unit]
         shown = _time_unit(found.predicted) if unit == "seconds" else unit
-        columns = (Column("figure"), Column("before", shown), Column("after", shown), Column("ratio", "rate"))
+        columns = (Column("figure"), *_sides(shown))
         tables += [Table(f"Totals: {unit}", columns, rows)] if rows else []
     time = _time_unit(found.predicted)
-    columns = (Column(found.by), Column("before", time), Column("after", time), Column("ratio", "rate"))
+    columns = (Column(found.by), *_sides(time))
     groups = [(p.name, p.before, p.after, p.ratio) for p in found.groups[:ROWS]]
     tables += [Table(found.what, columns, groups, caption="Largest change first.")] if groups else []
     labels = (f"before: {found.before}", f"after: {found.after}")
@@ -66,6 +66,11 @@ def _bars(found: Comparison) -> Iterator[Bars]:
         rows, most = list(found.groups[:BARS]), len(found.groups)
         caption = f"The {BARS} with the largest change of {most}." if most > BARS else "Largest change first."
         yield Bars(found.what, time, [Bar(p.name, p.before, p.after) for p in rows], caption)
+
+
+def _sides(unit: Unit) -> tuple[Column, Column, Column]:
+    ratio: Unit = "predicted ratio" if unit == "predicted" else "ratio"
+    return Column("before", unit), Column("after", unit), Column("ratio", ratio)
 
 
 def _time_unit(predicted: bool) -> Unit:
@@ -121,7 +126,7 @@ def _giga(per_second: float | None) -> float | None:
 def _plans(training: Training) -> Table:
     columns = (
         Column("budget", "bytes"), Column("planner"), Column("how"), Column("peak", "bytes"),
-        Column("time", "predicted"), Column("extra time", "share"),
+        Column("time", "predicted"), Column("extra time", "extra"),
     )  # fmt: skip
     rows: list[tuple[str | int | float | None, ...]] = []
     for budget, plan in training.plans:

@@ -11,7 +11,7 @@ from ..analysis import Analysis
 from ..analysis.groups import OperatorGroup, TimeOf, format_shapes, operator_seconds
 from ..analysis.live import alive_at, ticks_are_operators
 from ..ir import Phase
-from ..units import UNKNOWN, format_bytes, format_predicted, format_rate, format_seconds
+from ..units import UNKNOWN, format_bytes, format_extra, format_predicted, format_rate, format_seconds
 from .terminal import make_table, plain, print_line
 
 if TYPE_CHECKING:
@@ -170,6 +170,6 @@ def print_training(training: Training, console: Console) -> None:
             plain(plan.detail),
             format_bytes(plan.peak_bytes),
             format_predicted(plan.time_s),
-            f"{plan.time_s / training.plain.time_s - 1:+.1%}",
+            format_extra(plan.time_s / training.plain.time_s - 1),
         )
     console.print(table)

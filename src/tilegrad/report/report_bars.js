@@ -7,16 +7,17 @@ const ALIKE = 0.005; // of the figure before: as good as no change
 const barStyle = (before, after) => (before === null || after === null || Math.abs(after - before) <= ALIKE * before
   ? SAME : after < before ? LESS : MORE);
 
-function sayChange(before, after) {
+function sayChange(before, after, unit) {
   if (before === null || after === null || !before) return "";
   const share = after / before - 1;
+  if (unit === "predicted") return ` (${formatExtra(share)})`;
   return ` (${share >= 0 ? "+" : "−"}${formatShare(Math.abs(share))})`;
 }
 
 function drawBars(canvas, unit, most, before, after) {
   const width = Math.max(160, canvas.parentElement.clientWidth), height = 2 * BAR.height + BAR.gap;
   const context = fitCanvas(canvas, width, height), colours = palette(), room = Math.min(BAR.room, width * 0.6);
-  const bars = [[before, BEFORE, ""], [after, barStyle(before, after), sayChange(before, after)]];
+  const bars = [[before, BEFORE, ""], [after, barStyle(before, after), sayChange(before, after, unit)]];
   bars.forEach(([number, style, more], k) => {
     const y = k * (BAR.height + BAR.gap), length = number === null || !most ? 0 : (number / most) * (width - room);
     context.fillStyle = fillOf(style);
@@ -35,7 +36,7 @@ function showBars() {
       const canvas = make("canvas"), cell = make("div", "", canvas);
       canvas.setAttribute("role", "img");
       canvas.setAttribute("aria-label",
-        `${name}: before ${show(before, unit)}, after ${show(after, unit)}${sayChange(before, after)}`);
+        `${name}: before ${show(before, unit)}, after ${show(after, unit)}${sayChange(before, after, unit)}`);
       grid.append(make("div", "", name), cell);
       redraws.push({ redraw: () => drawBars(canvas, unit, most, before, after) });
     }

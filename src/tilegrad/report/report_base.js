@@ -57,13 +57,25 @@ const formatSeconds = (seconds) => formatTime(seconds, MEASURED);
 const formatPredicted = (seconds) => formatTime(seconds, PREDICTED, false);
 const formatShare = (share) => `${toPlaces(share * 100, 1)}%`;
 
+/** How much longer than plain a predicted step takes. */
+function formatExtra(share) {
+  if (!Number.isFinite(share)) return "–";
+  const step = 10 ** Math.max(0, toPlaces(Math.abs(share) * 100, 0).length - PREDICTED);
+  const percent = Number(toPlaces(share * 100 / step, 0)) * step;
+  return `${percent < 0 ? "" : "+"}${percent}%`;
+}
+const formatRatio = (ratio, figures) =>
+  (Math.abs(ratio) < edgeOf(figures) ? toPlaces(ratio, figures) : toFigures(ratio, figures, false));
+
 /** Four figures, as many as mean anything in a rate. */
 function formatRate(number) {
   const most = Math.abs(number);
   return most >= 1000 || most === 0 ? formatCount(Math.round(number)) : String(Number(number.toPrecision(4)));
 }
 const SHOW = { text: String, count: formatCount, bytes: formatBytes, seconds: formatSeconds,
-  predicted: formatPredicted, share: formatShare, rate: formatRate };
+  predicted: formatPredicted, share: formatShare, rate: formatRate,
+  extra: formatExtra, ratio: (ratio) => formatRatio(ratio, MEASURED),
+  "predicted ratio": (ratio) => formatRatio(ratio, PREDICTED) };
 const show = (value, unit) => (value === null || value === undefined ? "–"
   : typeof value === "number" ? SHOW[unit](value) : typeof value === "boolean" ? (value ? "yes" : "no") : value);
 

@@ -44,9 +44,8 @@ function frontPath(points, { x, y, end }) {
 }
 
 function sayPlan([bytes, seconds, text, chosen], plain) {
-  const share = plain ? formatShare(Math.abs(seconds / plain - 1)) : "";
-  const extra = plain ? `, ${seconds >= plain ? "+" : "−"}${share} against plain` : "";
-  return [text, `peak ${exactBytes(bytes)}`, `${formatTime(seconds, MEASURED)}${extra}`, ...(chosen ? [chosen] : [])];
+  const extra = plain ? `, ${formatExtra(seconds / plain - 1)} against plain` : "";
+  return [text, `peak ${exactBytes(bytes)}`, `${formatPredicted(seconds)}${extra}`, ...(chosen ? [chosen] : [])];
 }
 
 /** A chosen plan is filled, a slow one at the end of the axis a triangle. */

@@ -177,6 +177,14 @@ class TileIsland(Island):
         return found
 
     @property
+    def phase(self) -> TilePhase:
+        return self._phase
+
+    @property
+    def tile(self) -> Tile:
+        return self._tile
+
+    @property
     def kind(self) -> Island:
         found: Island = self.__dict__.get("_kind", self)
         return found

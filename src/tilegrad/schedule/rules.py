@@ -189,7 +189,7 @@ def check_cover_again(schedule: Schedule) -> None:
         for name in [made for made in boxes if root[made] in read]:  # itself, or another look at its memory
             _check_covered(schedule, name, name, boxes.pop(name), at)
         if isinstance(step, Run):
-            for one in schedule.islands[step.island].steps:
+            for one in schedule.islands[step.island].writes:
                 if isinstance(one, Store) and one.value in schedule.written[at]:
                     boxes.setdefault(one.value, []).append(one.box)
 

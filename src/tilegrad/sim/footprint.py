@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ..ir import Graph
-from ..schedule import Island
+from ..schedule import Compute, Island
 from ..schedule.whole import roots_of
 
 FRESH = ""  # a gradient in memory of its own
@@ -60,3 +60,9 @@ class GraphFootprints:
         (node,) = island.nodes
         made = {name: self.roots.bytes[name] for name in self.roots.writes(node)}
         return Footprint(sum(made.values()), made)
+
+
+def largest_node(graph: Graph, island: Island) -> str:
+    """The node of an island with the largest output."""
+    sizes = {step.node: step.out.volume for step in island.steps if isinstance(step, Compute)}
+    return graph.node[max(sizes, key=sizes.__getitem__)].describe() if sizes else ""

@@ -15,7 +15,6 @@ from ..bounds import needed_gradients
 from ..region import Box
 from ..schedule import (
     Backward,
-    Compute,
     Exchange,
     Finish,
     Free,
@@ -29,7 +28,7 @@ from ..schedule import (
     Turn,
 )  # fmt: skip
 from ..schedule.whole import NodeIslands, roots_of
-from .footprint import Footprint, Footprints, GraphFootprints, RunKind
+from .footprint import Footprint, Footprints, GraphFootprints, RunKind, largest_node
 from .ledger import Gradients, Tally
 from .memory import Alive, Memory
 from .offsets import Lifetime
@@ -49,6 +48,7 @@ class Prediction:
     worst: str  # where the peak lies: "backward of 2:0,0"
     worst_node: str  # the node of that island with the largest output
     memory: Memory | None = field(default=None, repr=False)  # step by step, with what is alive at the peak
+    running: tuple[int, ...] = field(default=(), repr=False)  # of that, step by step: what the island itself needs
 
     @property
     def figures(self) -> dict[str, int | float]:
@@ -100,9 +100,11 @@ class _Walk:
         self.stays = 0
         self.away = Tally()
         self.peak = self.total = 0
-        self.worst = self.worst_node = ""
+        self.worst = ""
+        self.worst_island: Island | None = None
         self.most: tuple[Any, ...] = ({}, {}, {}, {}, 0, "", 0)  # what was there at the peak
         self.device: list[int] = []
+        self.running: list[int] = []
         self.host: list[int] = []
         self.labels: list[str] = []
         self.again = False
@@ -356,15 +358,14 @@ class _Walk:
         weights = self.grads.weights.total
         now = self.sizes.total + self.saved.total + self.stays + more + halos + self.grads.memories.total
         self.device.append(now)
+        self.running.append(more + self.saved.get(island.name, 0) if island is not None else 0)
         self.host.append(self.away.total + self.halos.total - halos)
         self.labels.append(label)
         if now > self.total:
             self.total, grads = now, self.grads
             self.most = dict(self.sizes), dict(grads.where), dict(grads.memories), dict(self.saved), more, label, halos
         if now - weights > self.peak:
-            self.peak, self.worst = now - weights, label
-            sizes = {s.node: s.out.volume for s in island.steps if isinstance(s, Compute)} if island else {}
-            self.worst_node = self.graph.node[max(sizes, key=sizes.__getitem__)].describe() if sizes else ""
+            self.peak, self.worst, self.worst_island = now - weights, label, island
 
     def _composition(self) -> list[Alive]:
         sizes, where, memories, saved, more, label, halos = self.most
@@ -376,14 +377,11 @@ class _Walk:
         return [item for item in found if item.bytes]
 
     def result(self) -> Prediction:
-        outside = (
-            self.roots.resident_bytes if self.explicit else self.roots.resident_bytes - elsewhere_bytes(self.schedule)
-        )
+        outside = self.roots.resident_bytes - (0 if self.explicit else elsewhere_bytes(self.schedule))
         if self.schedule.seat is not None:
             names = [v for v in self.graph.values if not v.kind.computed]
             outside = sum(self.schedule.owned(v.name).volume * v.type.item_bytes for v in names)
         outside += int(self.schedule.predicted.get("early_bytes", 0))
-        explicit = self.explicit  # every piece of memory is a value
         for name in list(self.sizes):
             self._die(str(name), len(self.device))
         memory = Memory(
@@ -394,7 +392,9 @@ class _Walk:
             resident_bytes=outside,
             host_peak_bytes=max(self.host, default=0),
             alive=tuple(sorted(self._composition(), key=lambda item: -item.bytes)),
-            lifetimes=tuple(self.lifetimes) if explicit else (),
-            labels=() if explicit else tuple(self.labels),
+            lifetimes=tuple(self.lifetimes) if self.explicit else (),  # every piece of memory is a value
+            labels=() if self.explicit else tuple(self.labels),
         )
-        return Prediction(self.peak, self.total + outside, self.halo_most, self.worst, self.worst_node, memory)
+        node = largest_node(self.graph, self.worst_island) if self.worst_island is not None else ""
+        figures = self.peak, self.total + outside, self.halo_most
+        return Prediction(*figures, self.worst, node, memory, tuple(self.running))

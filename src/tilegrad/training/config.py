@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ..errors import FormatError, InputError, one_of
+from ..files import near_file
 from ..recipe import Recipe, parse_recipe
 from ..units import parse_budget
 
@@ -199,7 +200,8 @@ def load_config(path: Path) -> dict[str, Any]:
     try:
         given = tomllib.loads(path.read_text())
     except OSError as error:
-        raise InputError(f"the configuration cannot be read: {error.strerror}", where=str(path)) from None
+        what = f"the configuration cannot be read: {error.strerror}"
+        raise InputError(what, where=str(path), hint=near_file(path)) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise FormatError(f"this is not TOML: {error}", where=str(path)) from None
     for key in ("train", "validate", "out"):

@@ -51,6 +51,7 @@ def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("small.py").write_text(NET)
     Path("beside.py").write_text("WIDTH = 4\n")
     Path("script.py").write_text(SCRIPT)
+    Path("run.toml").write_text("")
     for name, place in (("graph.txt", GRAPH), ("profile.json", PROFILE)):
         shutil.copy(ROOT / "tests" / "data" / place, name)
 
@@ -78,7 +79,12 @@ MEANT = {
     "a script": (["record", "scrip.py"], "did you mean 'script.py'?"),
     "an image": (["predict", "small.py:net", "profil.json", "--out", "o.npy"], "did you mean 'profile.json'?"),
     "a measurement": (["bench", "machin"], "did you mean 'machine'?"),
+    "a configuration": (["train", "runn.toml"], "did you mean 'run.toml'?"),
     "nothing near": (["xyzzy"], "one of tiles, plan"),
+    "an option of another command": ([*TILES, "--tile", "64"], "one of -h, --help, --debug"),
+    "an axis": ([*TILES, "--axes", "q"], "has no axis 'q'"),
+    "a network with options": (["plan", "resnt18(width=0.5)", "--input", "1x3x8x8"], "did you mean 'resnet18'?"),
+    "a file for JSON": ([*TILES, "--json", "tiles.json"], "--json > tiles.json"),
     "one word too many": ([*TILES, "more"], "'more' is one word too many"),
     "no number": (["record", "small.py:net", "--input", "1x1x8x8", "--steps", "few"], "invalid int value: 'few'"),
     "a shape that does not fit": (
@@ -154,7 +160,7 @@ def test_quiet(capsys: Capture) -> None:
     for words in ([*TILES], ["verify", *MODEL, "--tile", "8"], ["plan", "graph.txt", "--budget", "9GiB"]):
         assert main([*words, "--quiet"]) == 0
         assert capsys.readouterr() == ("", "")
-    assert main([*TILES, "--quiet", "--json"]) == 0
+    assert main(["--quiet", *TILES, "--json"]) == 0  # before the command, too
     assert json.loads(capsys.readouterr().out)["grid"] == [2, 2]
 
 

@@ -291,3 +291,11 @@ def test_a_report_too(graph: str, tmp_path: Path, capsys: pytest.CaptureFixture[
     found = plan(capsys, graph, "--budget", "4.5MB", "--html", str(tmp_path / "plan.html"))
     assert found["plan"]["planner"] != "keep"
     assert (tmp_path / "plan.html").read_text().lstrip().lower().startswith("<!doctype html>")
+
+
+def test_a_network_with_options(capsys: pytest.CaptureFixture[str]) -> None:
+    narrow, wide = (
+        plan(capsys, f"unet(depth=1, base={base})", "--input", "1x1x16x16", "--budget", "1GB")["plain"]["peak_bytes"]
+        for base in (2, 4)
+    )
+    assert 0 < narrow < wide

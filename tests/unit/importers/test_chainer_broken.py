@@ -333,9 +333,9 @@ class TestLimits:
         x = net.deconv(net.tensor((2, 3, 8, 8), "0"), 4)
         for _ in range(1500):
             x = net.relu(x)
-        start = time.perf_counter()
+        start = time.process_time()
         assert load(net.write(tmp_path)).shape(f"t{x}") == (2, 4, 16, 16)
-        assert time.perf_counter() - start < 5
+        assert time.process_time() - start < 5
 
 
 NUMBERS = [

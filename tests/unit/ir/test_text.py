@@ -178,10 +178,10 @@ HOSTILE = {
 
 @pytest.mark.parametrize("line", HOSTILE.values(), ids=HOSTILE)
 def test_hostile_text_is_an_error_and_soon(line: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(FormatError, match="cannot read this line of the graph") as caught:
         parse_graph(line)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
     assert caught.value.where == "line 1"
     assert len(str(caught.value)) < 1000
 

@@ -178,5 +178,5 @@ def test_tiles_are_kept_though_values_are_made_again(fleeting: bool) -> None:
     for count in (0, 60, len(keepable(schedule))):
         kept = keep_last(schedule, count)
         assert predict(kept, graded, table).total_bytes == pytest.approx(measured_bytes(graph, kept, graded), rel=0.01)
-    fit = search.dialled(Fit(schedule, predict(schedule, graded, table), table), 1 << 40)
+    fit = search.dialled(Fit(schedule, predict(schedule, graded, table)), 1 << 40)
     assert len(fit.schedule.kept) == len(keepable(schedule))

@@ -234,6 +234,14 @@ def test_no_slack_is_no_slack() -> None:
     assert Slack(0.0, 0).around(2_538_992_144) == 2_538_992_144 == Slack(0.0, 0).inside(2_538_992_144)
 
 
+def test_whole_nodes_leave_free_what_lies_between_tensors() -> None:
+    steps, budget = steps_of(chain_graph([UNIT] * 12), hosted=False), 14 * UNIT
+    full = plan_step(Problem(budget, steps), planner="recompute").chosen
+    less = plan_step(Problem(budget, steps, between=4 * UNIT), planner="recompute").chosen
+    assert budget - 4 * UNIT < full.peak_bytes <= budget
+    assert less.peak_bytes <= budget - 4 * UNIT
+
+
 def test_a_candidate_as_data() -> None:
     planning = plan_step(Problem(7 * UNIT, steps_of(chain_graph([UNIT] * 8))))
     data = planning.to_json()

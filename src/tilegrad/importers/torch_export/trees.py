@@ -152,7 +152,7 @@ def is_record(item: Any) -> bool:
 def _builder(item: Any, keys: Sequence[Any]) -> Callable[[Sequence[Any]], Any]:
     """How to make another of its kind from children. It holds no tensor."""
     kind = type(item)
-    if kind in (list, tuple):
+    if kind in (list, tuple) or hasattr(kind, "n_sequence_fields"):  # torch.return_types.max takes one sequence
         return kind
     if isinstance(item, tuple):
         return lambda values: kind(*values)

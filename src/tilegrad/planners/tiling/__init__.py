@@ -10,8 +10,15 @@ from .cut import keepable as keepable
 from .cut import make_schedule as make_schedule
 from .cut import plan_plain as plan_plain
 from .cut import plan_tiles as plan_tiles
+from .guesses import Guesses as Guesses
 from .seams import Seams as Seams
 from .seams import held_bytes as held_bytes
+from .sizes import GROWTH as GROWTH
+from .sizes import MOST_TILES as MOST_TILES
+from .sizes import Family as Family
+from .sizes import axis_lengths as axis_lengths
+from .sizes import families as families
+from .sizes import total_stride as total_stride
 from .walks import UncutPhase as UncutPhase
 from .walks import Walks as Walks
 from .walks import leading_to as leading_to

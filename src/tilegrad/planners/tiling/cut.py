@@ -124,16 +124,23 @@ class _Tiles:
         return min(found, key=held_bytes) if len(found) > 1 else found[0]
 
     def _cut(self, part: UncutPhase) -> TilePhase:
+        phase, wide = self._known(part)
+        self.wide |= wide
+        return replace(phase, number=part.number)
+
+    def _known(self, part: UncutPhase) -> tuple[TilePhase, set[str]]:
         carried = None if self.carried is None else frozenset(self.carried)
         key = "phase", self.mode, tuple(self.shares.items()), self.machine, self.chosen, carried
         if key not in part.known:
             part.known[key] = self._made(part)
-        phase, wide = cast(tuple[TilePhase, set[str]], part.known[key])
-        self.wide |= wide
-        return replace(phase, number=part.number)
+        return cast(tuple[TilePhase, set[str]], part.known[key])
 
     def _made(self, part: UncutPhase) -> tuple[TilePhase, set[str]]:
         """A phase, and values of which its tiles would hold too much."""
+        if self.chosen:  # where nothing is handed on there is nothing to choose
+            phase, wide = replace(self, chosen=False)._known(part)
+            if not _hands_on(phase):
+                return phase, wide
         gather, wide = self.mode == "gather", set[str]()
         forward = self._tiling(part, "scatter" if gather else self.mode, wide)
         backward = self._tiling(part, self.mode, wide) if gather else forward
@@ -190,6 +197,14 @@ class _Tiles:
             part.known[key] = tile_line(line, mode, cuts, kept)
         found: Spans = part.known[key]  # type: ignore[assignment]
         return found
+
+
+def _hands_on(phase: TilePhase) -> bool:
+    """Is there a halo?"""
+    tiling = phase.forward
+    assert tiling is not None
+    made = [node.outputs[0] for node in tiling.nodes]
+    return any(spans.held[v].total > spans.own[v].total for spans in tiling.spans.values() for v in made)
 
 
 def _level(graph: Graph, line: Line, cuts: dict[str, tuple[int, ...]], count: int) -> tuple[Cuts, Spans]:

@@ -24,6 +24,7 @@ from ...sim.clock import (
     weights_seconds,
     whole_seconds,
 )
+from ...sim.cost import fresh_bytes
 from ...sim.machine import Machine
 
 
@@ -63,6 +64,10 @@ class PhaseClock:
                 forward += laid
                 back += laid
             name, size = node.outputs[0], graph.type(node.outputs[0]).bytes
+            if not find(node).view:
+                new = machine.extra_s(_fresh(tiling, name, size))
+                forward += new
+                back += new
             held = share_of(tiling, name, "held") if tiling is not None and tiling.mode == "stream" else share
             if held > share:
                 calls += CALLS * sum(2 * (n - 1) * prod(phase.grid) // n for n in phase.grid)
@@ -104,6 +109,20 @@ def share_of(tiling: Tiling, name: str, which: str) -> float:
         if track is not None:
             found *= track.total / max(1, tiling.lines[axis].sizes[name])
     return found
+
+
+def _fresh(tiling: Tiling | None, name: str, size: int) -> float:
+    """Bytes of a value that tiles make in blocks that are new each time."""
+    if tiling is None or not fresh_bytes(size):
+        return fresh_bytes(size)
+    tracks = [(tiling.spans[axis].own.get(name), tiling.lines[axis].sizes.get(name, 1)) for axis in tiling.tiled]
+    shares = [track.sizes / max(1, length) for track, length in tracks if track is not None]
+    if not fresh_bytes(size * prod(float(share.max()) for share in shares)):
+        return 0.0
+    tiles = np.full(1, float(size))
+    for share in shares:
+        tiles = np.outer(tiles, share).reshape(-1)
+    return sum(map(fresh_bytes, tiles.tolist()))
 
 
 def _cuts_last(tiling: Tiling, name: str, graph: Graph) -> bool:

@@ -28,7 +28,7 @@ from ...sim.training import training_graph
 from .again import Ladder, Running, Sizes, Stock
 from .seconds import PhaseClock, share_of
 from .walks import whole_phase
-from .weight import PhaseWeight, Weight, Weights
+from .weight import PhaseWeight, TileBytes, Weight, Weights
 
 SURE = 0.92  # of a budget: what is weighed so should fit it
 
@@ -249,11 +249,29 @@ class Scale:
             self._weighed[key] = self._weigh_phase(phase, near)
         return self._weighed[key]
 
+    def tile_bytes(self, phase: TilePhase, near: bool) -> TileBytes:
+        """Of a phase that goes over the same tiles forward and backward."""
+        table = self.moments(phase)
+        bytes_, kinds = self._bytes(phase, phase.forward)
+        fetched = 0.0 if near else self._fetched(phase, phase.boxed)
+        given = 0.0 if near else self._fetched(phase, phase.stores)
+        return TileBytes(
+            kinds,
+            fetched + (table.plain @ bytes_).max(0, initial=0.0),
+            fetched + (table.graded @ bytes_).max(0, initial=0.0),
+            fetched + given + (table.back @ bytes_).max(0, initial=0.0),
+            table.saved @ bytes_,
+        )
+
+    def _bytes(self, phase: TilePhase, tiling: Tiling | None) -> tuple[Sizes, NDArray[np.int64]]:
+        """Of each memory, for each kind of tile; and which kind each tile is."""
+        whole = np.array([size for _, size in self.moments(phase).memories], float)[:, None]
+        sizes, kinds = self._tiles(phase, tiling)
+        return whole * sizes, kinds
+
     def _weigh_phase(self, phase: TilePhase, near: bool) -> PhaseWeight:
         table = self.moments(phase)
-        whole = np.array([size for _, size in table.memories], float)[:, None]
-        sizes, kinds = self._tiles(phase, phase.forward)
-        bytes_ = whole * sizes
+        bytes_, kinds = self._bytes(phase, phase.forward)
         fetched = 0.0 if near else self._fetched(phase, phase.boxed)
         forward_b = fetched + float((table.plain @ bytes_).max(initial=0.0))
         forward, replay, once, backward, link = self._clock.seconds(phase, near)
@@ -261,7 +279,7 @@ class Scale:
         if not self.train:
             return found
         if phase.backward is not phase.forward:
-            bytes_ = whole * self._tiles(phase, phase.backward)[0]
+            bytes_, _ = self._bytes(phase, phase.backward)
         most = np.maximum((table.graded @ bytes_).max(0, initial=0.0), (table.back @ bytes_).max(0, initial=0.0))
         fetched += 0.0 if near else self._fetched(phase, phase.stores)  # their gradients
         saved = table.saved @ bytes_

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...schedule import TilePhase
 from ...sim.clock import FREE, Spent
@@ -70,6 +71,18 @@ class Weights:
             self.kept_cost,
             self.elapsed,
         )
+
+
+@dataclass(frozen=True)
+class TileBytes:
+    """What each kind of a phase's tiles needs: forward without a record, with one, and backward; what its record holds;
+    and of which kind each tile is."""
+
+    kinds: NDArray[np.int64] = field(repr=False)
+    plain: Sizes = field(repr=False)
+    graded: Sizes = field(repr=False)
+    back: Sizes = field(repr=False)
+    saved: Sizes = field(repr=False)
 
 
 @dataclass(frozen=True)
