@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -38,9 +39,11 @@ __all__ = [
     "begin_messages",
     "begin_sum",
     "clone_each",
+    "compiled_asks",
     "copy_each",
     "end_pool",
     "expand_segments",
+    "know_compiler",
     "next_number",
     "operators_are_watched",
     "pytree",
@@ -63,6 +66,7 @@ NAMES = (  # what must be there
     "nn.modules.module._global_backward_hooks",
     "nn.modules.module._global_backward_pre_hooks",
     "ops.aten.add.Tensor._schema",
+    "_dynamo.variables.torch.TorchInGraphFunctionVariable._get_handlers",
     "distributed.ProcessGroup.allreduce",
     "distributed.ProcessGroup._allgather_base",
     "distributed.ProcessGroup.send",
@@ -93,6 +97,19 @@ def uncompiled(module: Any) -> tuple[Any, bool]:
     if found is not None and isinstance(module, found.OptimizedModule):
         return module._orig_mod, True
     return module, getattr(module, "_compiled_call_impl", None) is not None
+
+
+def know_compiler() -> None:
+    """Let torch.compile write down which functions of torch's it knows, which it does once: not while one of them is
+    replaced, or it would take the replacement for it ever after."""
+    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+
+    TorchInGraphFunctionVariable._get_handlers()
+
+
+def compiled_asks(caller: FrameType) -> bool:
+    """Is this what `torch.compile` put around a function, which is compiled unless something is being exported?"""
+    return caller.f_globals.get("__name__") == "torch._dynamo.eval_frame"
 
 
 def copy_each(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -94,3 +96,36 @@ def test_a_model_that_asks_whether_it_is_compiled(ask: str) -> None:
             return y if getattr(getattr(torch, module), name)() else y.relu()
 
     compare(Model, once)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # of torch.compile's own, around plain
+def test_a_model_with_a_compiled_function_inside() -> None:
+    """Which runs in tiles as it was written. What torch.compile knows of torch is what it knew before."""
+    compiled = torch.compile(lambda y: y.relu() * 2, backend="eager", fullgraph=True)
+
+    class Model(Net):
+        def middle(self, y: Tensor) -> Tensor:
+            return compiled(y)
+
+    compare(Model, once)
+
+
+def test_the_compiler_first_met_in_a_capture() -> None:
+    """Branches of a condition are compiled while the model is captured, where torch's questions are ours to answer."""
+    program = """
+import torch, tilegrad, tilegrad.errors
+from torch import nn
+
+class Model(nn.Module):
+    def forward(self, x):
+        return torch.cond(x.sum() > 1, lambda y: y * 2, lambda y: y * 3, (x.relu(),))
+
+try:
+    tilegrad.tile(Model(), tile=4)(torch.randn(1, 2, 8, 8))
+except tilegrad.errors.TilegradError as refused:
+    print(type(refused).__name__)
+asks = torch.compile(lambda x: x if torch.compiler.is_exporting() else x + 1, backend="eager", fullgraph=True)
+assert asks(torch.zeros(1)).item() == 1
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from ...errors import CaptureError
-from ...torch_private import backward_hooks_everywhere
+from ...torch_private import backward_hooks_everywhere, compiled_asks, know_compiler
 from .explain import forward_line, quiet, refused, user_line
 from .guard import Guard
 from .opaque import opaque_functions
@@ -72,14 +72,20 @@ class Given:
 
 @contextlib.contextmanager
 def _as_usual(session: Session) -> Iterator[None]:
-    """Models that ask torch whether they are compiled or exported hear that they are not: they run as usual."""
+    """Models that ask torch whether they are compiled or exported hear that they are not: they run as usual. A function
+    that was compiled hears the truth, and runs as it was written."""
+    know_compiler()
     asked = ("is_compiling", "is_exporting", "is_dynamo_compiling")
     before = {name: getattr(torch.compiler, name) for name in asked}
     here = session.thread
     session.inside = True
+
+    def said(answer: Callable[[], bool]) -> Callable[[], bool]:
+        return lambda: (threading.get_ident() != here or compiled_asks(sys._getframe(1))) and answer()
+
     try:
         for name, answer in before.items():
-            setattr(torch.compiler, name, lambda answer=answer: threading.get_ident() != here and answer())
+            setattr(torch.compiler, name, said(answer))
         yield
     finally:
         session.inside = False
