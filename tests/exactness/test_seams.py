@@ -181,3 +181,31 @@ def test_tiles_that_do_not_fit_are_refused() -> None:
     net, image = stack(), torch.randn(1, 3, 128, 128)
     with pytest.raises(BudgetError, match=r"these tiles need .*, more than 300KiB, with none of them kept"):
         tilegrad.tile(net, tile={"h": 64}, budget="300KiB").plan_for(image)
+
+
+class Deep(nn.Module):
+    """Looks further around than a tile is long, and has a skip over all of that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = nn.Conv2d(2, 2, 3, 2, 1), nn.ConvTranspose2d(2, 2, 2, 2)
+        self.blocks = nn.ModuleList(nn.Conv2d(2, 2, 5, padding=2) for _ in range(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = y = self.down(x)
+        for block in self.blocks:
+            y = y + block(y).clamp(-1, 1)
+        return self.up(y) + self.up(first)
+
+
+@pytest.mark.parametrize("tile", [{"h": 4}, {"h": 6, "w": 12}, {"w": 8}])
+@pytest.mark.parametrize("shape", [(96, 24), (98, 26)])
+def test_a_network_that_looks_further_than_a_tile(tile: dict[str, int], shape: tuple[int, int]) -> None:
+    """Where tiles are cut from what is read, none is larger than the others: the first does not run ahead."""
+    net, image = integer_module(Deep(), -1, 1), integer_tensor((2, 2, *shape))
+    assert_same_step(net, [image], tile=tile)
+    low = lower_graph(export_module(net, (image,)).graph)
+    (tiling,) = [p.forward for p in plan_tiles(low, "stream", {"h": 4}).phases if p.forward is not None]
+    made = [spans.own[name].sizes for spans in tiling.spans.values() for name in ("conv2d", "conv2d_8")]
+    assert len(made[0]) > -(-shape[0] // 4)
+    assert all(sizes.max() <= 4 for sizes in made)

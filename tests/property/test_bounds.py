@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -15,7 +15,7 @@ from random_networks import Drawn, networks
 from torch import Tensor
 
 from reference_graphs import NAMES, reference_graph
-from tilegrad.bounds import MODES, Line, Spans, Tiling, label_axes, tile_graph
+from tilegrad.bounds import MODES, Cuts, Line, Spans, Tiling, label_axes, tile_graph, tile_line
 from tilegrad.ops import aten
 from tilegrad.region import Box, Interval
 
@@ -39,7 +39,21 @@ def tilings(draw: st.DrawFn, mode: str, dims: int | None = None, dense: bool = F
     graph, axes = drawn.graph, draw(st.sampled_from([drawn.axes, *drawn.axes]))
     leader = graph.shape(graph.inputs[0] if mode == "gather" else graph.outputs[0])
     grid = {a: draw(st.integers(1, min(5, leader["dhw".index(a) - 3]))) for a in axes}
-    return Case(drawn, tile_graph(graph, mode, grid))
+    tiling = tile_graph(graph, mode, grid)
+    return Case(drawn, draw(led(tiling)) if mode == "stream" and draw(st.booleans()) else tiling)
+
+
+@st.composite
+def led(draw: st.DrawFn, tiling: Tiling) -> Tiling:
+    """Cut where it is read instead, behind the end too."""
+    cuts: dict[str, Cuts] = {}
+    for axis, line in tiling.lines.items():
+        size, more = draw(st.integers(1, 8)), draw(st.integers(0, 3))
+        count = max(-(-line.sizes[v] // size) for v in line.sources) + more if line.sources else 1
+        starts = line.sources or line.sinks
+        cuts[axis] = {v: tuple(range(0, (count + 1) * size, size)) if line.sources else (0, line.sizes[v]) for v in starts}
+    spans = {axis: tile_line(line, "stream", cuts[axis]) for axis, line in tiling.lines.items()}
+    return replace(tiling, spans=spans, cuts=cuts)
 
 
 def evaluate(drawn: Drawn, image: Tensor, instead: dict[str, Tensor] | None = None) -> dict[str, Tensor]:

@@ -6,6 +6,10 @@ Rule L2  `own` is what a tile computes, `held` what it can read (its own and, in
          the tile before), `share` the part of a value for which no other tile answers: shares cover a value once.
 Rule L3  In stream mode shares and own intervals are the same: nothing is computed twice. Where only a part of the
          sinks is made (one rank's), what lies before the part is computed as far as it is needed, and is no share.
+Rule L4  In stream mode either what is made is cut, and a tile computes as much as its part of that needs: the first one
+         runs ahead of all others by as much as the network looks around. Or what is read is cut, and a tile computes
+         all that it can. The last one does what is left; cuts may go on behind the end, so that it is no more than
+         others do.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import numpy as np
 from ..errors import GridError
 from ..ir import Graph, Node
 from ..ops import find
-from ..region import EMPTY, Interval, Track, Window, cuts_of_count, read_all
+from ..region import EMPTY, Ends, Interval, Track, Window, cuts_of_count, made_from, read_all
 from .axes import Axes, call_of
 
 MODES = ("gather", "scatter", "stream")
@@ -102,8 +106,8 @@ def sinks_of(graph: Graph, nodes: Sequence[Node]) -> set[str]:
 
 
 def tile_line(line: Line, mode: str, cuts: Cuts, carried: Collection[str] | None = None) -> Spans:
-    """Solve one axis. `cuts` are given for the sinks (scatter, stream) or for the sources (gather). In scatter and
-    stream mode they may cover a part of each sink, from the first cut to the last: then only that part is made.
+    """Solve one axis. `cuts` are given for the sinks (scatter, stream) or for the sources (gather, stream). In scatter
+    and stream mode they may cover a part of each sink, from the first cut to the last: then only that part is made.
     `carried`: in stream mode the values whose halos are handed on, by default all; the others overlap."""
     match mode:
         case "scatter":
@@ -171,6 +175,9 @@ def _shares(track: Track, n: int) -> Track:
 
 def _stream(line: Line, cuts: Cuts, carried: Collection[str] | None) -> Spans:
     count = len(next(iter(cuts.values()))) - 1
+    ahead = {} if all(name in cuts for name in line.sinks) else _ahead(line, cuts, count)
+    if ahead:
+        cuts = {name: (0, *ahead[name].tolist()) for name in line.sinks}
     readers, first, active = line.readers(), *_window(line, cuts)
     own: dict[str, Track] = {}
     held: dict[str, Track] = {}
@@ -182,7 +189,7 @@ def _stream(line: Line, cuts: Cuts, carried: Collection[str] | None) -> Spans:
         if name not in active:
             own[name] = held[name] = Track.nothing(count)
         elif carried is None or name in carried or name in line.sources:
-            own[name], held[name] = _carry(need, read, first[name])
+            own[name], held[name] = _carry(need, read, first[name], ahead.get(name))
         else:
             own[name] = held[name] = need
         share[name] = own[name]
@@ -201,10 +208,24 @@ def _needed(
     return found
 
 
-def _carry(need: Track, read: Track, first: int) -> tuple[Track, Track]:
+def _ahead(line: Line, cuts: Cuts, count: int) -> dict[str, Ends]:
+    """Rule L4: how far each value is made at the end of each tile, where the sources are cut. With the last tile
+    everything is."""
+    there = {name: np.array(cuts[name][1:], np.int64) for name in line.sources}
+    for out, reads in line.steps:
+        ends = [made_from(window, there[name], line.sizes[name], line.sizes[out]) for name, window in reads]
+        there[out] = np.min(ends, axis=0) if ends else np.full(count, line.sizes[out])
+    found = {out: np.minimum(there[out], line.sizes[out]) for out, reads in line.steps if reads or out in line.sinks}
+    for out, ends_of in found.items():
+        ends_of[-1] = line.sizes[out]
+    return found
+
+
+def _carry(need: Track, read: Track, first: int, ahead: Ends | None) -> tuple[Track, Track]:
     """What each tile makes itself, from where the one before ended, and what it holds: all that it or a later one still
     reads."""
     ends = np.maximum(np.maximum.accumulate(np.where(need.empty, first, need.hi)), first)
+    ends = ends if ahead is None else np.maximum(ends, np.minimum(ahead, ends[-1]))
     starts = np.concatenate(([first], ends[:-1]))
     lows = np.minimum.accumulate(np.where(read.empty, ends[-1], read.lo)[::-1])[::-1]
     held = np.minimum(starts, lows)

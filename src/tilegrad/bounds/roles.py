@@ -7,6 +7,8 @@ Rule B2  A *fold* reads every tiled axis of what a walk makes whole, and can be 
 Rule B3  Everything else is *whole*: it runs once, on whole values.
 Rule B4  Phases: tiled walks have even numbers, whole nodes odd ones. A local node joins the walk of its local inputs,
          or the first walk after the last fold or whole node it depends on.
+Rule B5  What walks read of nodes that wait for no walk (masks that are drawn, weights that are computed) is made before
+         the first one: no walk ends for its sake.
 """
 
 from __future__ import annotations
@@ -86,8 +88,9 @@ def sort_nodes(
         known[key] = _parts(graph, axes, tiled, complete)
     part, whole = known[key]
     phase: dict[str, int] = {}
+    first = 2 if _is_made_first(graph, part) else 0
     for node in graph.nodes:
-        phase[node.name] = _phase(graph, node, part, phase, whole, stored)
+        phase[node.name] = _phase(graph, node, part, phase, whole, stored, first)
     local = (out for node in graph.nodes if part[node.name] is NodePart.LOCAL for out in node.outputs)
     return Roles(tuple(tiled), part, phase, frozenset(local), whole)
 
@@ -153,6 +156,18 @@ def _made_from(dims: Sequence[Read], dim: int) -> bool:
     return any(read.dim == dim for read in dims)
 
 
+def _is_made_first(graph: Graph, parts: dict[str, NodePart]) -> bool:
+    """Rule B5: is there such a node?"""
+    early = set[str]()
+    for node in graph.nodes:
+        makers = [graph.producer[name].name for name in node.reads if name in graph.producer]
+        if parts[node.name] is NodePart.WHOLE and early.issuperset(makers):
+            early.add(node.name)
+        elif parts[node.name] is not NodePart.WHOLE and not early.isdisjoint(makers):
+            return True
+    return False
+
+
 def _phase(
     graph: Graph,
     node: Node,
@@ -160,9 +175,11 @@ def _phase(
     phase: dict[str, int],
     whole: Collection[tuple[str, int]],
     stored: Collection[str],
+    first: int,
 ) -> int:
+    """`first`: of the walks."""
     part = parts[node.name]
-    latest = 0 if part is not NodePart.WHOLE else 1
+    latest = first if part is not NodePart.WHOLE else 1
     for i, name in enumerate(node.reads):
         if (maker := graph.producer.get(name)) is None:
             continue

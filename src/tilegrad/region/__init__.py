@@ -8,7 +8,9 @@ from .cover import tiles as tiles
 from .interval import EMPTY as EMPTY
 from .interval import Interval as Interval
 from .interval import overlapping_pairs as overlapping_pairs
+from .track import Ends as Ends
 from .track import Track as Track
+from .track import made_from as made_from
 from .track import read_all as read_all
 from .window import POINT as POINT
 from .window import Adaptive as Adaptive

@@ -117,3 +117,16 @@ def read_all(window: Window, made: Track) -> Track:
             return Track.of([window.reads(*span) for span in made])
     empty = made.empty
     return Track(np.where(empty, 0, lo), np.where(empty, 0, hi)) if empty.any() else Track(lo, hi)
+
+
+def made_from(window: Window, there: Ends, size: int, count: int) -> Ends:
+    """How many outputs, of `count`, can be made where so many inputs, of `size`, are there. Both may go on behind their
+    ends, at the same pace: what is padded there is waited for like anything else."""
+    if isinstance(window, Slide):
+        return np.maximum((there + window.before - window.reach) // window.stride + 1, 0)
+    found, past = np.zeros_like(there), np.full_like(there, count + 1)
+    while (past - found > 1).any():  # the more outputs, the further they read
+        middle = (found + past) // 2
+        fits = read_all(window, Track(np.zeros_like(middle), middle)).clip(size).hi <= there
+        found, past = np.where(fits, middle, found), np.where(fits, past, middle)
+    return found + np.maximum(there - size, 0) * count // max(1, size)

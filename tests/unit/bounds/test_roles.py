@@ -91,3 +91,16 @@ def test_a_loss_in_the_model_is_folded() -> None:
 
 def test_without_axes_everything_is_whole() -> None:
     assert {part for _, part, _ in parts(lambda self, x: torch.relu(self.conv(x)), tiled=())} == {W}
+
+
+def test_what_waits_for_no_walk_is_made_before_the_first() -> None:
+    """A mask that is drawn in the middle of a network, a weight that is computed: no walk ends for them."""
+    found = parts(lambda self, x: self.conv(self.conv(x) * torch.rand(2, 1, 1, 1)).relu())
+    assert found == [("conv2d", L, 2), ("rand", W, 1), ("mul", L, 2), ("conv2d", L, 2), ("relu", L, 2)]
+    found = parts(lambda self, x: F.conv2d(self.conv(x), self.conv.weight.tanh()))
+    assert found == [("conv2d", L, 2), ("tanh", W, 1), ("conv2d", L, 2)]
+
+
+def test_what_only_the_head_reads_is_made_with_it() -> None:
+    found = parts(lambda self, x: F.linear(self.conv(x).mean((2, 3)), self.linear.weight.tanh()))
+    assert found == [("conv2d", L, 0), ("mean", F_, 0), ("tanh", W, 1), ("linear", W, 1)]

@@ -181,7 +181,7 @@ class _Tiles:
             cuts = {v: _cut(line.sizes[v], sizes[v], count) for v in names}
             part.known[key] = cuts
             if mode == "stream" and count > 1:
-                level, spans = _level(self.walks.graph, line, cuts, count)
+                level, spans = _level(self.walks.graph, line, cuts, count, self.shares[line.axis])
                 part.known.update({key: level, self._spans_key(line, mode, None): spans})
         found: Cuts = part.known[key]  # type: ignore[assignment]
         return found
@@ -207,9 +207,12 @@ def _hands_on(phase: TilePhase) -> bool:
     return any(spans.held[v].total > spans.own[v].total for spans in tiling.spans.values() for v in made)
 
 
-def _level(graph: Graph, line: Line, cuts: dict[str, tuple[int, ...]], count: int) -> tuple[Cuts, Spans]:
+def _level(
+    graph: Graph, line: Line, cuts: dict[str, tuple[int, ...]], count: int, share: float
+) -> tuple[Cuts, Spans]:
     """Shift the cuts of what is made so that the first tile, which runs ahead of all others by the whole lag of the
-    network, holds no more than they do: at the top of the network tiles are then alike, at its end the last grows."""
+    network, holds no more than they do: at the top of the network tiles are then alike, at its end the last grows. Where
+    the lag is longer than a tile, also cut what is read instead, and so many tiles more that all are alike."""
 
     def heaviest(tried: tuple[Cuts, Spans]) -> float:
         held = tried[1].held
@@ -226,6 +229,11 @@ def _level(graph: Graph, line: Line, cuts: dict[str, tuple[int, ...]], count: in
         if all(shift[v] < cuts[v][1] for v in cuts):
             moved = {v: (0, *(c - shift[v] for c in track[1:-1]), track[-1]) for v, track in cuts.items()}
             tried.append((moved, tile_line(line, "stream", moved)))
+    if lag * count > 1.0 and line.sources:
+        sizes = {v: max(1, round(share * line.sizes[v])) for v in line.sources}
+        more = max(-(-round((1.0 + lag) * line.sizes[v]) // sizes[v]) for v in line.sources)
+        read = {v: tuple(range(0, (more + 1) * size, size)) for v, size in sizes.items()}
+        tried.append((read, tile_line(line, "stream", read)))
     return min(tried, key=heaviest)
 
 
