@@ -51,7 +51,9 @@ def led(draw: st.DrawFn, tiling: Tiling) -> Tiling:
         size, more = draw(st.integers(1, 8)), draw(st.integers(0, 3))
         count = max(-(-line.sizes[v] // size) for v in line.sources) + more if line.sources else 1
         starts = line.sources or line.sinks
-        cuts[axis] = {v: tuple(range(0, (count + 1) * size, size)) if line.sources else (0, line.sizes[v]) for v in starts}
+        cuts[axis] = {
+            v: tuple(range(0, (count + 1) * size, size)) if line.sources else (0, line.sizes[v]) for v in starts
+        }
     spans = {axis: tile_line(line, "stream", cuts[axis]) for axis, line in tiling.lines.items()}
     return replace(tiling, spans=spans, cuts=cuts)
 
