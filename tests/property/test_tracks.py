@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +18,7 @@ from tilegrad.region import (
     Spread,
     Track,
     Window,
+    made_from,
     read_all,
 )
 
@@ -49,3 +51,15 @@ def test_intervals_meet_alike(first: list[Interval], data: st.DataObject, n: int
     assert same(a.meet(Interval(3, n)), [span.meet(Interval(3, n)) for span in first])
     assert a.sizes.tolist() == [span.size for span in first] and a.total == sum(span.size for span in first)
     assert a == first and a != [*first, EMPTY] and a[0] == first[0] and [*a[1:]] == first[1:]
+
+
+@given(windows, st.lists(st.integers(0, 60), min_size=1, max_size=6))
+def test_as_much_is_made_as_can_be(window: Window, there: list[int]) -> None:
+    """Of what is there, and no output more; behind the end no less is made of more."""
+    size, count = 40, 50
+    found = made_from(window, np.array(sorted(there)), size, count)
+    for ends, made in zip(sorted(there), found.tolist(), strict=True):
+        able = [n for n in range(count + 1) if window.reads(0, n).clip(size).hi <= ends]
+        assert min(made, count) <= able[-1]
+        assert ends >= size or min(made, count) == able[-1]
+    assert np.all(np.diff(found) >= 0)

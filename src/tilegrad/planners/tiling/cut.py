@@ -207,12 +207,10 @@ def _hands_on(phase: TilePhase) -> bool:
     return any(spans.held[v].total > spans.own[v].total for spans in tiling.spans.values() for v in made)
 
 
-def _level(
-    graph: Graph, line: Line, cuts: dict[str, tuple[int, ...]], count: int, share: float
-) -> tuple[Cuts, Spans]:
+def _level(graph: Graph, line: Line, cuts: dict[str, tuple[int, ...]], count: int, share: float) -> tuple[Cuts, Spans]:
     """Shift the cuts of what is made so that the first tile, which runs ahead of all others by the whole lag of the
-    network, holds no more than they do: at the top of the network tiles are then alike, at its end the last grows. Where
-    the lag is longer than a tile, also cut what is read instead, and so many tiles more that all are alike."""
+    network, holds no more than they do: at the top of the network tiles are then alike, at its end the last grows.
+    Where the lag is longer than a tile, also cut what is read instead, and so many tiles more that all are alike."""
 
     def heaviest(tried: tuple[Cuts, Spans]) -> float:
         held = tried[1].held
