@@ -10,6 +10,7 @@ from .gradients import reached_by as reached_by
 from .lines import MODES as MODES
 from .lines import Cuts as Cuts
 from .lines import Line as Line
+from .lines import SolvedLines as SolvedLines
 from .lines import Spans as Spans
 from .lines import line_of as line_of
 from .lines import sinks_of as sinks_of

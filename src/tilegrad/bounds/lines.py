@@ -14,8 +14,9 @@ Rule L4  In stream mode either what is made is cut, and a tile computes as much 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -38,6 +39,14 @@ class Line:
     steps: tuple[tuple[str, tuple[tuple[str, Window], ...]], ...]
     sources: tuple[str, ...]  # stored values, read by box
     sinks: tuple[str, ...]  # values that must be made whole: outputs, and what folds and whole nodes read
+
+    @cached_property
+    def shape(self) -> Hashable:
+        """All but names: equal for lines that are solved alike."""
+        place = {name: at for at, name in enumerate(self.sizes)}
+        steps = tuple((place[out], tuple((place[name], window) for name, window in reads)) for out, reads in self.steps)
+        ends = (tuple(place[name] for name in names) for names in (self.sources, self.sinks))
+        return (tuple(self.sizes.values()), steps, *ends)
 
     def starts(self, mode: str) -> tuple[str, ...]:
         """The values whose cuts decide all others: what is read in gather mode, else what is made."""
@@ -117,6 +126,31 @@ def tile_line(line: Line, mode: str, cuts: Cuts, carried: Collection[str] | None
         case "gather":
             return _gather(line, cuts)
     raise GridError(f"'{mode}' is not a way to tile", hint=f"one of {', '.join(MODES)}")
+
+
+class SolvedLines:
+    """What `tile_line` gives, found once for lines that differ in names alone: networks are made of blocks."""
+
+    def __init__(self) -> None:
+        self._shapes: dict[Hashable, int] = {}
+        self._lines: dict[int, tuple[Line, int]] = {}  # a line must not go while it is known by where it lies
+        self._known: dict[Hashable, tuple[Line, Spans]] = {}
+
+    def __call__(self, line: Line, mode: str, cuts: Cuts, carried: Collection[str] | None = None) -> Spans:
+        if id(line) not in self._lines:
+            self._lines[id(line)] = line, self._shapes.setdefault(line.shape, len(self._shapes))
+        kept = None if carried is None else tuple(name in carried for name in line.sizes)
+        ends = tuple(tuple(cuts.get(name, ())) for name in (*line.sources, *line.starts(mode)))
+        key = self._lines[id(line)][1], mode, ends, kept
+        if key not in self._known:
+            self._known[key] = line, tile_line(line, mode, cuts, carried)
+        first, found = self._known[key]
+        return found if first is line else _renamed(found, dict(zip(first.sizes, line.sizes, strict=True)))
+
+
+def _renamed(spans: Spans, names: Mapping[str, str]) -> Spans:
+    tracks = (spans.own, spans.held, spans.share, spans.complete)
+    return Spans(spans.mode, spans.count, *({names[old]: track for old, track in each.items()} for each in tracks))
 
 
 def _pull(line: Line, start: Mapping[str, Track], count: int) -> dict[str, Track]:
@@ -202,9 +236,12 @@ def _needed(
     line: Line, own: Mapping[str, Track], readers: Sequence[tuple[str, Window]], name: str, count: int
 ) -> Track:
     """What the readers in each tile read of a value."""
+    tracks = [read_all(window, own[out]).clip(line.sizes[name]) for out, window in readers]
+    if len(tracks) == 1 and not tracks[0].empty.any():  # as nearly all: there is nothing to join
+        return tracks[0]
     found = Track.nothing(count)
-    for out, window in readers:
-        found = found.hull(read_all(window, own[out]).clip(line.sizes[name]))
+    for track in tracks:
+        found = found.hull(track)
     return found
 
 

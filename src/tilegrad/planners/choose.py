@@ -127,7 +127,7 @@ def _ask_all(asked: dict[str, Planner], problem: Problem, found: list[Candidate]
     """Add to `found` what planners propose. Ctrl-C ends that where something fits. Was it ended so?"""
     with Progress("planning") as progress:
         try:
-            for done, planner in enumerate(asked.values()):
+            for done, planner in enumerate(_in_turn(asked, problem)):
                 if not progress.stopped:
                     _ask(planner, problem, asked, found, partial(progress.tell, done=done, total=len(asked)))
         except KeyboardInterrupt:
@@ -139,6 +139,15 @@ def _ask_all(asked: dict[str, Planner], problem: Problem, found: list[Candidate]
             _log.warning("planning was stopped: this is the best of %d candidates so far", len(found))
         progress.tell(f"{'nothing' if best is None else best.planner} chosen, {_so_far(found, best)}")
         return progress.stopped
+
+
+def _in_turn(asked: dict[str, Planner], problem: Problem) -> list[Planner]:
+    """Cheap ones first. But where memory is new each time, tiles may be faster than a plain step, as whole nodes never
+    are: then those who may be are asked before, and the others perhaps not at all."""
+    plain = problem.plain
+    if plain is None or problem.machine.fresh_bytes_per_s is None:
+        return [*asked.values()]
+    return sorted(asked.values(), key=lambda planner: planner.whole or planner.fastest_s(problem) >= plain.time_s)
 
 
 def _ask(

@@ -14,9 +14,9 @@ from ..schedule.whole import NodeIslands, list_steps, whole_schedule
 from ..sim.clock import Time, measure_time
 from ..sim.cost import node_seconds
 from ..sim.machine import CPU, Machine
-from ..sim.memory import Memory
+from ..sim.memory import Memory, Prediction
 from ..sim.offsets import Layout, assign_offsets, check_layout
-from ..sim.predict import Prediction, measure_memory, predict
+from ..sim.predict import measure_memory, predict
 from .stages.problem import StageProblem, make_problem
 from .stages.search import Effort as Effort
 from .stages.search import RecomputeSearch
@@ -100,8 +100,9 @@ class Planner:
         raise NotImplementedError
 
     def fastest_s(self, problem: Problem) -> float:
-        """No plan of it is faster than this: where a plan is known that is, there is no need to ask."""
-        return 0.0
+        """No plan of it is faster than this: where a plan is known that is, there is no need to ask. Whole nodes run at
+        least once, as they do in a plain step."""
+        return problem.plain.time_s if self.whole and problem.plain is not None else 0.0
 
     def least(self, problem: Problem) -> Iterable[tuple[int, str]]:
         """The smallest budgets that it can meet, besides those of its proposals, and what stands in the way of less."""

@@ -21,7 +21,7 @@ from ..progress import stop
 from ..schedule import KEPT, Again, Schedule, Storage, TilePhase
 from ..sim.clock import measure_time
 from ..sim.machine import CPU, Machine
-from ..sim.predict import Prediction
+from ..sim.memory import Prediction
 from ..sim.rehearsal import Rehearsals
 from .problem import Planner, Problem, Proposal
 from .tiling import (
@@ -120,9 +120,9 @@ class TileSearch:
 
     @cached_property
     def least_seconds(self) -> float:
-        """What a step takes in a single tile, if its memory were not new each time: no tiles are faster."""
-        machine = replace(self.machine, fresh_bytes_per_s=None)
-        return measure_time(plan_plain(self.graph, train=self.train), None, machine).total_s
+        """What a step takes in a single tile that is kept, if its memory were not new each time: none are faster."""
+        machine, plain = replace(self.machine, fresh_bytes_per_s=None), plan_plain(self.graph, train=self.train)
+        return measure_time(keep_last(plain, len(keepable(plain))), None, machine).total_s
 
     @cached_property
     def walks(self) -> Walks:
@@ -221,7 +221,7 @@ class TileSearch:
     def rehearse(self, option: Option) -> Fit:
         schedule = self._schedule(option.mode, option.phases, option.storage, option.again)
         table = self._table(schedule)
-        return Fit(schedule, table.predict(schedule), table)
+        return Fit(schedule, table.predict(schedule, option.weight.total_bytes), table)
 
     def _table(self, schedule: Schedule) -> Guesses:
         return Guesses(schedule, self.scale, Rehearsals(schedule, self.scale.graded))
@@ -236,12 +236,13 @@ class TileSearch:
         table = fit.table or self._table(fit.schedule)
         weight = self.scale.weigh(fit.schedule.phases, fit.schedule.storage, fit.schedule.remade)
         middle, above = weight.keep(budget)[0], inf  # `above`: what `high` of them need
+        learned = _peak(fit) / weight.total_bytes
         while high - low > 1 and (high - low - 1) * weight.kept_seconds > SAVED * weight.seconds:
             if best is not fit and budget - _peak(best) < FULL * budget:
                 break
             middle = min(max(middle, low + 1), high - 1)
             schedule = keep_last(fit.schedule, middle)
-            found = Fit(schedule, table.predict(schedule), table)
+            found = Fit(schedule, table.predict(schedule, learned * weight.with_kept(middle)), table)
             guessed = low > 0 or above < inf  # by line or by halves, in turn
             if _peak(found) <= budget:
                 low, best = middle, found
@@ -320,8 +321,9 @@ def _options(search: TileSearch, storage: str, budget: int, patience: int) -> li
 def _weighed(
     search: TileSearch, family: Iterable[TileSizes], storage: str, budget: int, between: Between, patience: int
 ) -> Iterator[Option]:
-    """Few tiles to many, until more of them fit and are no faster, so many numbers of them one after another. Of tiles
-    that are far too large the next ones are left out: what a tile needs shrinks no faster than the tile."""
+    """Few tiles to many, until more of them fit and are no faster, so many numbers of them one after another, nor would
+    be if all their memory were there already. Of tiles that are far too large the next ones are left out: what a tile
+    needs shrinks no faster than the tile."""
     least, idle, largest = inf, 0, inf
     for sizes in family:
         if prod(sizes.values()) > largest:
@@ -329,10 +331,11 @@ def _weighed(
         options = [o for mode in search.modes for o in search.weigh(mode, sizes, storage, budget, between)]
         options = [o for o in options if o.tiles <= MOST_ISLANDS]
         yield from options
-        seconds = min((o.seconds(budget) for o in options if o.weight.total_bytes <= budget), default=inf)
+        fitting = [(o.seconds(budget), o.weight.fresh_s) for o in options if o.weight.total_bytes <= budget]
+        seconds = min((each for each, _ in fitting), default=inf)
         idle = idle + 1 if least <= seconds < inf else 0
         least = min(least, seconds)
-        if idle >= patience:
+        if idle >= patience and least <= min(each - fresh for each, fresh in fitting):
             return
         if least == inf and options:
             fixed = search.scale.floor(options[0].phases, storage)

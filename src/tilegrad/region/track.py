@@ -20,10 +20,12 @@ Ends = NDArray[np.int64]
 class Track(Sequence[Interval]):
     """`lo` and `hi` of every interval."""
 
-    __slots__ = ("hi", "lo")
+    __slots__ = ("_sizes", "_total", "hi", "lo")
 
     def __init__(self, lo: Ends, hi: Ends):
         self.lo, self.hi = lo, hi
+        self._sizes: Ends | None = None  # asked for again and again
+        self._total: int | None = None
 
     @classmethod
     def of(cls, spans: Iterable[tuple[int, int]]) -> Track:
@@ -46,11 +48,15 @@ class Track(Sequence[Interval]):
 
     @property
     def sizes(self) -> Ends:
-        return np.maximum(self.hi - self.lo, 0)
+        if self._sizes is None:
+            self._sizes = np.maximum(self.hi - self.lo, 0)
+        return self._sizes
 
     @property
     def total(self) -> int:
-        return int(self.sizes.sum())
+        if self._total is None:
+            self._total = int(self.sizes.sum())
+        return self._total
 
     def clip(self, n: int) -> Track:
         lo = np.minimum(np.maximum(self.lo, 0), n)

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
+from typing import NamedTuple
 
 from ..bounds import call_of, share_of
 from ..ir import Graph
@@ -112,24 +113,24 @@ class Schedule:
     def written(self) -> dict[int, frozenset[str]]:
         """By step: what an island that runs writes. Before the turn all that it stores; behind it, where it runs once
         more, what was freed, and is read before it is freed again."""
-        root, wanted = _roots(self.graph), self._wanted
+        root, wanted, uses = _roots(self.graph), self._wanted, self._uses
         gone: dict[str, set[str]] = {}  # and not read since: the islands that have made their parts of it
         found: dict[int, frozenset[str]] = {}
         for at, step in enumerate(self.steps):
             match step:
                 case Run(island=name) if at < self.turn:
-                    found[at] = frozenset(self.islands[name].stores)
+                    found[at] = uses[name].stores
                 case Run(island=name):
-                    makes = {root[v] for v in self.islands[name].stores if name not in gone.get(root[v], (name,))}
-                    makes &= wanted[at]
-                    found[at] = frozenset(v for v in self.islands[name].stores if root[v] in makes)
+                    used = uses[name]
+                    makes = [v for v in used.makes & wanted[at] if name not in gone.get(v, (name,))]
+                    found[at] = frozenset(v for v in used.stores if root[v] in makes) if makes else _NONE
                     for value in makes:
                         gone[value].add(name)
-                    for value in self.islands[name].reads(self.graph):
-                        gone.pop(root[value], None)
+                    for value in used.reads:
+                        gone.pop(value, None)
                 case Backward(island=name):
-                    for value in self.islands[name].reads_back(self.graph):
-                        gone.pop(root[value], None)
+                    for value in uses[name].reads_back:
+                        gone.pop(value, None)
                 case Free(value=value):
                     gone[value] = set()
                 case Move(value=value, store=Storage.DEVICE):
@@ -140,22 +141,36 @@ class Schedule:
     def _wanted(self) -> dict[int, frozenset[str]]:
         """By step behind the turn that runs an island: of what it stores, the memories that are read before they are
         freed, or before the same island makes its part of them once more."""
-        root, found = _roots(self.graph), dict[int, frozenset[str]]()
-        read: dict[str, set[str]] = {}  # what is read next, and the islands that make their parts of it before
+        uses, found = self._uses, dict[int, frozenset[str]]()
+        read: dict[str, set[str] | None] = {}  # what is read next, and the islands that make their parts of it before
         for at in reversed(range(self.turn, len(self.steps))):
             match self.steps[at]:
                 case Run(island=name):
-                    stores = {root[v] for v in self.islands[name].stores}
-                    found[at] = frozenset(v for v in stores if v in read and name not in read[v])
+                    used = uses[name]
+                    found[at] = frozenset(v for v in used.makes if v in read and name not in (read[v] or ()))
                     for value in found[at]:
-                        read[value].add(name)
-                    read |= {root[v]: set() for v in self.islands[name].reads(self.graph)}
+                        read[value] = makers = read[value] or set()
+                        makers.add(name)
+                    read.update(dict.fromkeys(used.reads))
                 case Backward(island=name):
-                    read |= {root[v]: set() for v in self.islands[name].reads_back(self.graph)}
+                    read.update(dict.fromkeys(uses[name].reads_back))
                 case Free(value=value) | Move(value=value, store=Storage.DEVICE):
                     read.pop(value, None)
                 case Move(value=value):
-                    read[value] = set()
+                    read[value] = None
+        return found
+
+    @cached_property
+    def _uses(self) -> dict[str, _Uses]:
+        """By island: found once for all of a kind."""
+        root, graph, kinds = _roots(self.graph), self.graph, dict[int, _Uses]()
+        found: dict[str, _Uses] = {}
+        for step in self.steps:
+            if isinstance(step, Run | Backward) and step.island not in found:
+                island = self.islands[step.island]
+                if (kind := id(island.kind)) not in kinds:
+                    kinds[kind] = _Uses.of(island, graph, root)
+                found[step.island] = kinds[kind]
         return found
 
     @cached_property
@@ -168,7 +183,8 @@ class Schedule:
         """Does an island run here for its backward alone, which comes next?"""
         step = self.steps[at]
         following = self.steps[at + 1] if at + 1 < len(self.steps) else None
-        return isinstance(step, Run) and following == Backward(step.island) and not self.written[at]
+        comes = isinstance(step, Run) and isinstance(following, Backward) and following.island == step.island
+        return comes and not self.written[at]
 
     @property
     def runs(self) -> tuple[str, ...]:
@@ -196,6 +212,23 @@ class Schedule:
                     once.add(node.name)
                 done += cost * (phase.forward.computed(node.outputs[0]) if phase.forward else size)
         return done / plain if plain else 1.0
+
+
+class _Uses(NamedTuple):
+    """What an island stores; and the memories of that, of what it reads, and of what its backward reads."""
+
+    stores: frozenset[str]
+    makes: frozenset[str]
+    reads: frozenset[str]
+    reads_back: frozenset[str]
+
+    @classmethod
+    def of(cls, island: Island, graph: Graph, root: Mapping[str, str]) -> _Uses:
+        names = island.stores, island.reads(graph), island.reads_back(graph)
+        return cls(frozenset(island.stores), *(frozenset(root[name] for name in each) for each in names))
+
+
+_NONE = frozenset[str]()
 
 
 def _roots(graph: Graph) -> dict[str, str]:

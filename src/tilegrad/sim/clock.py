@@ -141,13 +141,18 @@ class _Counted:
         self.far = schedule.storage != Storage.DEVICE
         self.moved = 0
         self._known: dict[Hashable, tuple[Spent, Spent, Spent, Spent, int]] = {}
+        self._runs: dict[tuple[int, bool, bool], tuple[Spent, int]] = {}  # of a kind of islands
 
     def forward(self, island: Island, again: bool, alone: bool) -> Spent:
         """`again`: folds are made already; `alone`: it runs for its backward alone."""
-        seconds, folds, unread, _, moved = self._count(island)
+        key = id(island.kind), again, alone
+        if key not in self._runs:
+            seconds, folds, unread, _, moved = self._count(island)
+            seconds = seconds if again else seconds.plus(folds)
+            self._runs[key] = seconds.plus(unread, -1.0) if alone else seconds, moved
+        seconds, moved = self._runs[key]
         self.moved += moved
-        seconds = seconds if again else seconds.plus(folds)
-        return seconds.plus(unread, -1.0) if alone else seconds
+        return seconds
 
     def backward(self, island: Island) -> Spent:
         _, _, _, seconds, moved = self._count(island)

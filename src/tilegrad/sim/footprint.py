@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ..ir import Graph
 from ..schedule import Compute, Island
@@ -13,9 +13,8 @@ from ..schedule.whole import roots_of
 FRESH = ""  # a gradient in memory of its own
 
 
-@dataclass(frozen=True)
-class RunKind:
-    """How an island is run, as far as its bytes depend on it."""
+class RunKind(NamedTuple):
+    """How an island is run, as far as its bytes depend on it: made and looked up at every step of a walk."""
 
     keep: bool  # is its record kept?
     again: bool  # behind the turn: folds and halos are made already
@@ -40,11 +39,12 @@ class Footprint:
 
 
 class Footprints(Protocol):
-    """A table of them."""
+    """A table of them. `there`: bytes on the device before it runs, besides what is there in any case: what is near a
+    peak may be worth a closer look."""
 
-    def of(self, island: Island, how: RunKind) -> Footprint: ...
+    def of(self, island: Island, how: RunKind, there: int = 0) -> Footprint: ...
 
-    def backward(self, island: Island, how: RunKind) -> Footprint: ...
+    def backward(self, island: Island, how: RunKind, there: int = 0) -> Footprint: ...
 
 
 class GraphFootprints:
@@ -53,10 +53,10 @@ class GraphFootprints:
     def __init__(self, graph: Graph):
         self.roots = roots_of(graph)
 
-    def backward(self, island: Island, how: RunKind) -> Footprint:
+    def backward(self, island: Island, how: RunKind, there: int = 0) -> Footprint:
         return self.of(island, how)
 
-    def of(self, island: Island, how: RunKind) -> Footprint:
+    def of(self, island: Island, how: RunKind, there: int = 0) -> Footprint:
         (node,) = island.nodes
         made = {name: self.roots.bytes[name] for name in self.roots.writes(node)}
         return Footprint(sum(made.values()), made)

@@ -7,7 +7,6 @@ executor makes and frees it. What an island needs while it runs is its footprint
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -30,29 +29,11 @@ from ..schedule import (
 from ..schedule.whole import NodeIslands, roots_of
 from .footprint import Footprint, Footprints, GraphFootprints, RunKind, largest_node
 from .ledger import Gradients, Tally
-from .memory import Alive, Memory
+from .memory import Alive, Memory, Prediction
 from .offsets import Lifetime
 from .rehearsal import Rehearsals, elsewhere_bytes, parameters
 
 HALOS = "(halos and their gradients)"
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """Bytes on the device. `peak_bytes` is the most a step allocates beyond parameters, their gradients and the
-    inputs; `total_bytes` is the most that is alive, those included."""
-
-    peak_bytes: int
-    total_bytes: int
-    halo_bytes: int  # all halos that are kept at once, wherever they are kept
-    worst: str  # where the peak lies: "backward of 2:0,0"
-    worst_node: str  # the node of that island with the largest output
-    memory: Memory | None = field(default=None, repr=False)  # step by step, with what is alive at the peak
-    running: tuple[int, ...] = field(default=(), repr=False)  # of that, step by step: what the island itself needs
-
-    @property
-    def figures(self) -> dict[str, int | float]:
-        return {"peak_bytes": self.peak_bytes, "total_bytes": self.total_bytes, "halo_bytes": self.halo_bytes}
 
 
 def predict(
@@ -108,17 +89,23 @@ class _Walk:
         self.host: list[int] = []
         self.labels: list[str] = []
         self.again = False
+        self._makes: dict[int, tuple[str, ...]] = {}
         self.last_run = {step.island: at for at, step in enumerate(schedule.steps) if isinstance(step, Run)}
         ends: dict[str, int] = {}
         for at, step in enumerate(schedule.steps):
             if isinstance(step, Backward):
-                ends |= dict.fromkeys(self._made(schedule.islands[step.island]), at)
+                for name in self._made(schedule.islands[step.island]):
+                    ends[name] = at
         self.ends: dict[int, list[str]] = {}
         for name, at in ends.items():
             self.ends.setdefault(at, []).append(name)
 
     def _made(self, island: Island) -> tuple[str, ...]:
-        return (*island.stores, *(self.graph.node[name].outputs[0] for name in island.folds))
+        """The same for all islands of a kind."""
+        key = id(island.kind)
+        if key not in self._makes:
+            self._makes[key] = (*island.stores, *(self.graph.node[name].outputs[0] for name in island.folds))
+        return self._makes[key]
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
@@ -161,18 +148,18 @@ class _Walk:
                     self.grads.lent.add(name)
 
     def _run(self, at: int, island: Island, keep: bool) -> None:
-        absent = frozenset(v for v in self.schedule.written[at] if v not in self.values)
+        absent = self.schedule.written[at].difference(self.values)
         if self.again and self.schedule.is_for_backward(at) and not self._asked(island):
             self._mark(0, f"no gradient for {island.name}", None)
             return
         last = self.last_run[island.name] == at
-        summed = frozenset(name for name in island.reads(self.graph) if name in self.grads) if keep else frozenset()
-        if keep and not self.again:  # its backward comes later
-            summed = self._summed_later(island)
+        summed = frozenset[str]()
+        if keep:  # before the turn its backward comes later
+            summed = self._summed(island) if self.again else self._summed_later(island)
         if last:
             self._take_halos(island)
         how = RunKind(keep, self.again, last, absent, summed)
-        found = self.footprints.of(island, how)
+        found = self.footprints.of(island, how, self._now)
         if self.explicit:
             self._run_explicit(found, island)
             return
@@ -206,8 +193,9 @@ class _Walk:
             self._have(name, size)
 
     def _asked(self, island: Island) -> bool:
-        keys = (("gradient", value, island.name, peer) for value, _, peer, _ in island.gives)
-        return any(name in self.grads for name in self._made(island)) or any(key in self.halos for key in keys)
+        if not self.grads.where.keys().isdisjoint(self._made(island)):
+            return True
+        return any(("gradient", value, island.name, peer) in self.halos for value, _, peer, _ in island.gives)
 
     def _exchange(self, step: Exchange) -> None:
         for strip in step.takes:
@@ -229,9 +217,11 @@ class _Walk:
     def _last_reader(self) -> dict[str, str]:
         """The island whose backward is the first to give a value a gradient."""
         found: dict[str, str] = {}
+        met: set[int] = set()  # kinds: all of one read the same
         for step in self.schedule.steps:
-            if isinstance(step, Backward):
-                for name in self.schedule.islands[step.island].reads(self.graph):
+            if isinstance(step, Backward) and id(island := self.schedule.islands[step.island].kind) not in met:
+                met.add(id(island))
+                for name in island.reads(self.graph):
                     found.setdefault(name, step.island)
         return found
 
@@ -253,9 +243,13 @@ class _Walk:
 
     def _footprint(self, island: Island, how: RunKind) -> Footprint:
         """Of a backward, now that it is known what lies where."""
-        summed = frozenset(name for name in island.reads(self.graph) if name in self.grads)
-        lent = frozenset(name for name in summed if self.grads.is_shared(name))
-        return self.footprints.backward(island, replace(how, summed=summed, lent=lent))
+        summed = self._summed(island)
+        how = how._replace(summed=summed, lent=summed & self.grads.lent)
+        return self.footprints.backward(island, how, self._now)
+
+    def _summed(self, island: Island) -> frozenset[str]:
+        """Of what an island reads, what has a gradient."""
+        return frozenset(filter(self.grads.where.__contains__, island.reads(self.graph)))
 
     def _end_record(self, island: Island) -> None:
         self.saved.drop(island.name)
@@ -353,10 +347,15 @@ class _Walk:
 
     # -- the curve -----------------------------------------------------------------------------------------------------
 
+    @property
+    def _now(self) -> int:
+        halos = self.halos.total if self.near else 0
+        return self.sizes.total + self.saved.total + self.stays + halos + self.grads.memories.total
+
     def _mark(self, more: int, label: str, island: Island | None) -> None:
         halos = self.halos.total if self.near else 0
         weights = self.grads.weights.total
-        now = self.sizes.total + self.saved.total + self.stays + more + halos + self.grads.memories.total
+        now = self._now + more
         self.device.append(now)
         self.running.append(more + self.saved.get(island.name, 0) if island is not None else 0)
         self.host.append(self.away.total + self.halos.total - halos)

@@ -36,13 +36,13 @@ class Rehearsals:
         self.stage = _Stage(schedule, set(graded), device)
         self._known: dict[Hashable, Footprint] = {}
 
-    def of(self, island: Island, how: RunKind) -> Footprint:
+    def of(self, island: Island, how: RunKind, there: int = 0) -> Footprint:
         key = (shape_of(island), how)
         if key not in self._known:
             self._known[key] = self.stage.play(island.kind, how)
         return self._known[key]
 
-    def backward(self, island: Island, how: RunKind) -> Footprint:
+    def backward(self, island: Island, how: RunKind, there: int = 0) -> Footprint:
         """Once it is known how the gradients that come to it lie in memory: what is not contiguous may be copied."""
         laid = self.stage.laid_out(island)
         if not laid and not how.lent:

@@ -8,6 +8,7 @@ from test_again import lowered
 from tilegrad.planners.tile import TileSearch
 from tilegrad.planners.tiling import Guesses, keep_last, keepable
 from tilegrad.schedule import Schedule
+from tilegrad.sim.clock import measure_time
 from tilegrad.sim.machine import CPU
 from tilegrad.sim.predict import predict
 from tilegrad.sim.rehearsal import Rehearsals
@@ -34,6 +35,26 @@ def test_the_peak_is_that_of_rehearsals(name: str, size: int, tile: dict[str, in
         found = Guesses(plan, search.scale, table).predict(plan)
         assert found.total_bytes == pytest.approx(expected.total_bytes, rel=0.01)
         assert len(table._known) < len(exact._known)
+
+
+@pytest.mark.parametrize("about", [0.9, 1.0, 1.1])
+@pytest.mark.parametrize(("name", "size", "tile"), TILES[:4])
+def test_what_comes_near_the_peak_is_rehearsed_on_the_way(
+    name: str, size: int, tile: dict[str, int], about: float
+) -> None:
+    """Whatever was thought of the peak before, it is that of rehearsals."""
+    search, plans = schedules(name, size, tile, "device")
+    for plan in plans:
+        expected = predict(plan, search.graded, Rehearsals(plan, search.graded))
+        table = Guesses(plan, search.scale, Rehearsals(plan, search.graded))
+        found = table.predict(plan, about * expected.total_bytes)
+        assert found.total_bytes == pytest.approx(expected.total_bytes, rel=0.01)
+
+
+def test_no_tiles_are_faster_than_the_least() -> None:
+    for name, size, tile in TILES:
+        search, plans = schedules(name, size, tile, "device")
+        assert all(measure_time(plan, None, search.machine).total_s >= search.least_seconds for plan in plans)
 
 
 def test_what_is_at_the_peak_was_rehearsed() -> None:

@@ -8,7 +8,7 @@ from typing import cast
 
 import numpy as np
 
-from ...bounds import Axes, Cuts, Line, Spans, Tiling, check_axes, tile_line
+from ...bounds import Axes, Cuts, Line, Spans, Tiling, check_axes
 from ...errors import GridError
 from ...ir import Graph
 from ...region import cuts_of_count, cuts_of_size
@@ -20,6 +20,7 @@ from .walks import UncutPhase, Walks
 
 TileSizes = Mapping[str, int]  # axis -> elements of the input per tile
 MOST_ROUNDS = 3  # in which values are found that are better kept whole
+MOST_LAG = 0.5  # of an image: where the network's end is further behind, no tile in the middle has a part of everything
 
 
 def plan_plain(graph: Graph, *, train: bool = True) -> Schedule:
@@ -181,7 +182,7 @@ class _Tiles:
             cuts = {v: _cut(line.sizes[v], sizes[v], count) for v in names}
             part.known[key] = cuts
             if mode == "stream" and count > 1:
-                level, spans = _level(self.walks.graph, line, cuts, count, self.shares[line.axis])
+                level, spans = _level(self.walks, line, cuts, count, self.shares[line.axis])
                 part.known.update({key: level, self._spans_key(line, mode, None): spans})
         found: Cuts = part.known[key]  # type: ignore[assignment]
         return found
@@ -194,7 +195,7 @@ class _Tiles:
         kept = None if every else frozenset(carried or ())
         key = self._spans_key(line, mode, kept)
         if key not in part.known:
-            part.known[key] = tile_line(line, mode, cuts, kept)
+            part.known[key] = self.walks.solved(line, mode, cuts, kept)
         found: Spans = part.known[key]  # type: ignore[assignment]
         return found
 
@@ -207,17 +208,17 @@ def _hands_on(phase: TilePhase) -> bool:
     return any(spans.held[v].total > spans.own[v].total for spans in tiling.spans.values() for v in made)
 
 
-def _level(graph: Graph, line: Line, cuts: dict[str, tuple[int, ...]], count: int, share: float) -> tuple[Cuts, Spans]:
+def _level(walks: Walks, line: Line, cuts: dict[str, tuple[int, ...]], count: int, share: float) -> tuple[Cuts, Spans]:
     """Shift the cuts of what is made so that the first tile, which runs ahead of all others by the whole lag of the
     network, holds no more than they do: at the top of the network tiles are then alike, at its end the last grows.
     Where the lag is longer than a tile, also cut what is read instead, and so many tiles more that all are alike."""
 
     def heaviest(tried: tuple[Cuts, Spans]) -> float:
         held = tried[1].held
-        sizes = [graph.type(v).bytes / line.sizes[v] * held[v].sizes for v, _ in line.steps]
+        sizes = [walks.graph.type(v).bytes / line.sizes[v] * held[v].sizes for v, _ in line.steps]
         return float(np.sum(sizes, axis=0).max())
 
-    spans = tile_line(line, "stream", cuts)
+    spans = walks.solved(line, "stream", cuts)
     lag = max((spans.own[v][0].hi / line.sizes[v] for v in line.sizes), default=0.0) - 1.0 / count
     if lag * count < 0.05:
         return cuts, spans
@@ -226,12 +227,12 @@ def _level(graph: Graph, line: Line, cuts: dict[str, tuple[int, ...]], count: in
         shift = {v: round(part * lag * line.sizes[v]) for v in cuts}
         if all(shift[v] < cuts[v][1] for v in cuts):
             moved = {v: (0, *(c - shift[v] for c in track[1:-1]), track[-1]) for v, track in cuts.items()}
-            tried.append((moved, tile_line(line, "stream", moved)))
-    if lag * count > 1.0 and line.sources:
+            tried.append((moved, walks.solved(line, "stream", moved)))
+    if 1.0 < lag * count < MOST_LAG * count and line.sources:
         sizes = {v: max(1, round(share * line.sizes[v])) for v in line.sources}
         more = max(-(-round((1.0 + lag) * line.sizes[v]) // sizes[v]) for v in line.sources)
         read = {v: tuple(range(0, (more + 1) * size, size)) for v, size in sizes.items()}
-        tried.append((read, tile_line(line, "stream", read)))
+        tried.append((read, walks.solved(line, "stream", read)))
     return min(tried, key=heaviest)
 
 

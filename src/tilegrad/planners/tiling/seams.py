@@ -89,11 +89,11 @@ class _Middle:
         spans = [known[line.axis] for line in lines]
         tiles = [each.count // 2 for each in spans]
         pairs = list(zip(spans, tiles, strict=True))
-        self.begin: Starts = {n: tuple(each.own[n][t].lo for each, t in pairs) for n in self.names}
-        self.end: Starts = {n: tuple(each.own[n][t].hi for each, t in pairs) for n in self.names}
-        self.need: Starts = {n: tuple(each.held[n][t].lo for each, t in pairs) for n in self.names}
+        self.begin: Starts = {n: tuple(int(each.own[n].lo[t]) for each, t in pairs) for n in self.names}
+        self.end: Starts = {n: tuple(int(each.own[n].hi[t]) for each, t in pairs) for n in self.names}
+        self.need: Starts = {n: tuple(int(each.held[n].lo[t]) for each, t in pairs) for n in self.names}
         self.due = [  # what must be made begins there, whoever reads it
-            {n: each.share[n][t].lo if n in line.sinks else line.sizes[n] for n in self.names}
+            {n: int(each.share[n].lo[t]) if n in line.sinks else line.sizes[n] for n in self.names}
             for line, (each, t) in zip(lines, pairs, strict=True)
         ]
         self.readers: list[dict[str, list[tuple[str, Window]]]] = [line.readers() for line in lines]

@@ -29,14 +29,15 @@ from ...sim.machine import Machine
 
 
 class PhaseSeconds(NamedTuple):
-    """Forward, once more to make what it stores, once more for backward, backward, and the link to where halos and
-    stored values are kept."""
+    """Forward, once more to make what it stores, once more for backward, backward, the link to where halos and stored
+    values are kept; and how much of forward, once more and backward is for memory that is new each time."""
 
     forward: Spent
     replay: Spent
     once: Spent
     backward: Spent
     link: Spent
+    fresh_s: float
 
 
 class PhaseClock:
@@ -48,7 +49,7 @@ class PhaseClock:
         machine, graph, tiling = self.machine, self.graph, phase.forward
         read = {name for node in phase.nodes for name in node.reads}
         call, folds = call_of_python(machine), FREE
-        forward = back = skipped = moved = calls = back_calls = runs = 0.0
+        forward = back = skipped = moved = calls = back_calls = runs = fresh = 0.0
         for node in phase.nodes:
             once, factor, weights = self._node_seconds(node)
             share = share_of(tiling, node.outputs[0], "own") if tiling is not None else 1.0
@@ -68,6 +69,7 @@ class PhaseClock:
                 new = machine.extra_s(_fresh(tiling, name, size))
                 forward += new
                 back += new
+                fresh += 3 * new
             held = share_of(tiling, name, "held") if tiling is not None and tiling.mode == "stream" else share
             if held > share:
                 calls += CALLS * sum(2 * (n - 1) * prod(phase.grid) // n for n in phase.grid)
@@ -92,6 +94,7 @@ class PhaseClock:
             again.plus(Spent(0.0, skipped), -1),
             Spent(0.0, back).plus(call, calls + back_calls).plus(entered(machine), prod(phase.grid)),
             Spent(0.0, link),
+            fresh,
         )
 
     def _node_seconds(self, node: Node) -> tuple[float, float, float]:

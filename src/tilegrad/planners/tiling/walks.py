@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ...bounds import Axes, Line, NodePart, Roles, call_of, label_axes, line_of, sort_nodes
+from ...bounds import Axes, Line, NodePart, Roles, SolvedLines, call_of, label_axes, line_of, sort_nodes
 from ...ir import Graph, Node
 from ...ops import find
 from ...region import POINT
@@ -47,6 +47,7 @@ class Walks:
 
     def __post_init__(self) -> None:
         self.axes: Axes = label_axes(self.graph)
+        self.solved = SolvedLines()
 
     def parts(
         self,

@@ -234,12 +234,14 @@ class Scale:
         cost, again = FREE, FREE
         for each in found:
             cost, again = cost.plus(each.cost), again.plus(each.again)
+        fresh = sum(each.fresh_s for each in found)
         kept = [each.saved for each in found]
         records = np.concatenate(kept) if kept else np.zeros(0)
         total, turn = float(halos.sum()), found[-1].turn if found else 0.0
         running = Running(forward_b + np.cumsum(halos), backward_b + total, forward_b + total, replay_s)
         saves = FREE.plus(again, 1 / max(1, len(records)))
-        return Weights(running, cost, turn + total, total - self.outside, records, saves, self.machine.elapsed)
+        held = turn + total, total - self.outside
+        return Weights(running, cost, *held, records, saves, self.machine.elapsed, fresh)
 
     def _phase_weight(self, phase: TilePhase, near: bool) -> PhaseWeight:
         """The same whatever the others are."""
@@ -274,8 +276,9 @@ class Scale:
         bytes_, kinds = self._bytes(phase, phase.forward)
         fetched = 0.0 if near else self._fetched(phase, phase.boxed)
         forward_b = fetched + float((table.plain @ bytes_).max(initial=0.0))
-        forward, replay, once, backward, link = self._clock.seconds(phase, near)
-        found = PhaseWeight(phase, self._halos(phase) if near else 0.0, forward_b, replay, forward.plus(link))
+        forward, replay, once, backward, link, fresh = self._clock.seconds(phase, near)
+        halos = self._halos(phase) if near else 0.0
+        found = PhaseWeight(phase, halos, forward_b, replay, forward.plus(link), fresh)
         if not self.train:
             return found
         if phase.backward is not phase.forward:
@@ -302,18 +305,20 @@ class Scale:
         memories = self.moments(phase).memories
         if tiling is None:
             return np.ones((len(memories), 1)), np.zeros(1, np.int64)
-        share = np.ones((len(memories), 1))
+        names = {name: at for at, name in enumerate(dict.fromkeys(name for name, _ in memories))}
+        share = np.ones((len(names), 1))
         kinds = np.zeros(1, np.int64)
         for axis in tiling.tiled:
             sizes, lengths = tiling.spans[axis].held, tiling.lines[axis].sizes
-            tracks = {name: sizes[name].sizes / max(1, lengths[name]) for name, _ in memories if name in sizes}
             full = np.ones(tiling.spans[axis].count)
-            rows = np.stack([tracks.get(name, full) for name, _ in memories]) if memories else full[None]
-            unique, which = np.unique(rows, axis=1, return_inverse=True)
-            which = which.reshape(-1)
-            share = (share[:, :, None] * unique[:, None, :]).reshape(len(share), -1)
-            kinds = (kinds[:, None] * unique.shape[1] + which[None, :]).reshape(-1)
-        return share, kinds
+            tracks = [sizes[name].sizes / max(1, lengths[name]) if name in sizes else full for name in names]
+            rows = np.stack(tracks) if tracks else full[None]
+            known: dict[bytes, int] = {}  # where tiles of each kind are first met
+            first = np.array([known.setdefault(column.tobytes(), at) for at, column in enumerate(rows.T.copy())])
+            unique, which = np.unique(first, return_inverse=True)
+            share = (share[:, :, None] * rows[:, None, unique]).reshape(len(share), -1)
+            kinds = (kinds[:, None] * len(unique) + which[None, :]).reshape(-1)
+        return share[[names[name] for name, _ in memories]], kinds
 
     def _fetched(self, phase: TilePhase, names: Sequence[str]) -> float:
         """What a tile has here of values that are kept elsewhere, at most."""

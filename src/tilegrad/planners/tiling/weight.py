@@ -24,6 +24,7 @@ class Weight:
     kept_bytes: Sizes = field(repr=False)  # what each tile's record holds, in the order they run, where it could stay
     kept_cost: Spent  # what that saves, a tile
     elapsed: Callable[[float, float], float] = field(repr=False)  # seconds of what host and device have to do
+    fresh_s: float  # of all seconds: for memory that is new each time, which smaller tiles may have again
 
     @property
     def seconds(self) -> float:
@@ -59,6 +60,7 @@ class Weights:
     kept_bytes: Sizes = field(repr=False)
     kept_cost: Spent
     elapsed: Callable[[float, float], float] = field(repr=False)
+    fresh_s: float
 
     def __call__(self, held: HeldBytes) -> Weight:
         turn, stored = (float(each[-1]) if len(each) else 0.0 for each in (held.after, held.before))
@@ -70,6 +72,7 @@ class Weights:
             self.kept_bytes,
             self.kept_cost,
             self.elapsed,
+            self.fresh_s,
         )
 
 
@@ -94,6 +97,7 @@ class PhaseWeight:
     forward: float
     replay_s: Spent
     cost: Spent
+    fresh_s: float
     backward: float = 0.0
     turn: float = 0.0
     saved: Sizes = field(default_factory=lambda: np.zeros(0), repr=False)  # by each tile's record, where it could stay
