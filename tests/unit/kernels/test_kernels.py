@@ -50,7 +50,7 @@ def used(net: nn.Module, image: Tensor, tile: int) -> list[Fused]:
 
 def test_they_are_found() -> None:
     names = [type(kernel).__name__ for kernel in kernels()]
-    assert names == ["FoldedNormActivation", "CudnnConvolution", "InPlaceActivation", "FoldedNorm"]
+    assert names == ["FoldedNormActivation", "CudnnConvolution", "InPlaceActivation", "FoldedNorm", "SeparablePool"]
 
 
 @pytest.mark.parametrize("case", CASES)
