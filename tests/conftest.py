@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 import pytest
@@ -25,3 +26,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="on demand: --slow"))
         if "gpu" in item.keywords and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay: the collector need not walk half a million objects of theirs whenever it looks for
+    what a test has left behind."""
+    import torch._dynamo  # by the first capture, if not now
+
+    gc.collect()
+    gc.freeze()
