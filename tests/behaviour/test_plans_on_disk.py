@@ -99,18 +99,14 @@ def start(*budgets: int) -> list[dict[str, Any]]:
     return [json.loads(out) for out, _ in ends]
 
 
-def test_the_second_program_does_not_plan(path: Path) -> None:
-    (first,), (second,) = start(LARGER), start(LARGER)
-    assert (first.pop("planned"), second.pop("planned")) == (1, 0)
-    assert first == second  # the plan to the letter, and the gradients to the bit
-
-
-def test_two_programs_at_once(path: Path) -> None:
-    """Both plan, or one waits for the other's file: neither minds, and the file is sound."""
+def test_two_programs_at_once_and_a_third(path: Path) -> None:
+    """Both plan, or one waits for the other's file: neither minds, and the file is sound. The third does not plan."""
     found = start(LARGER, LARGER)
     assert found[0]["grads"] == found[1]["grads"]
     assert len(rows(path)) == 1
-    assert start(LARGER)[0]["planned"] == 0
+    (third,) = start(LARGER)
+    assert (max(each.pop("planned") for each in found), third.pop("planned")) == (1, 0)
+    assert third in found  # the plan to the letter, and the gradients to the bit
 
 
 OPTIONS: dict[str, dict[str, Any]] = {

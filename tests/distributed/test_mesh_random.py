@@ -16,6 +16,7 @@ from rank_steps import assert_ranks_agree
 from tasks import Case, plain_step
 
 from drawn_networks import RandomNetwork, networks
+from thorough import often
 from tilegrad.testing.exact import size_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")
@@ -89,13 +90,13 @@ def check(pool: Pool, case: Case, mesh: MeshSpec, *, exact: bool) -> None:
     event("ran")
 
 
-@some(64)
+@some(often(24, 64))
 @given(drawn=cases())
 def test_integer_networks_are_equal_on_ranks(pool: Pool, drawn: tuple[Case, MeshSpec]) -> None:
     check(pool, *drawn, exact=True)
 
 
-@some(30)
+@some(often(12, 30))
 @given(drawn=cases(exact=False, ends=True))
 def test_float_networks_agree_on_ranks(pool: Pool, drawn: tuple[Case, MeshSpec]) -> None:
     check(pool, *drawn, exact=False)

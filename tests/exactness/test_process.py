@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tilegrad.testing import assert_same_step, integer_module, integer_tensor
 from tilegrad.units import parse_bytes
 
 BENCH = Path(__file__).parents[2] / "bench" / "process.py"
+STEPS = "--steps=5"
 LITTLE = 1.05  # pages at the edges of blocks, and what libraries do on their own
 glibc = pytest.mark.skipif(heap._library() is None, reason="for glibc")
 
@@ -32,6 +34,7 @@ def _as_before() -> Iterator[None]:
         heap._set(heap.SETTLED)
 
 
+@cache
 def grown(malloc: str, *words: str) -> dict[str, Any]:
     environment = {**os.environ, "TILEGRAD_MALLOC": malloc, "TILEGRAD_CACHE": "off"}
     if malloc == "":
@@ -43,15 +46,14 @@ def grown(malloc: str, *words: str) -> dict[str, Any]:
 
 @glibc
 def test_the_process_keeps_the_budget() -> None:
-    found = grown("exact")
+    found = grown("exact", STEPS)
     assert found["predicted_bytes"] < found["predicted_process_bytes"] <= parse_bytes(found["budget"])
     assert found["growth_bytes"] <= LITTLE * parse_bytes(found["budget"])
 
 
 @glibc
 def test_no_faults_where_memory_is_kept() -> None:
-    steps = "--steps=5"
-    assert grown("keep", steps)["faults"] < grown("exact", steps)["faults"] / 10
+    assert grown("keep", STEPS)["faults"] < grown("exact", STEPS)["faults"] / 10
 
 
 @glibc

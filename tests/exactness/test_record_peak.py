@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import tilegrad
 from deep_networks import each
+from thorough import crossed
 from tilegrad.models import NETWORKS, example_shape
 from tilegrad.profile import BlockKind, Profile, check_profile
 from tilegrad.recording.record import Recorder, record
@@ -87,7 +88,7 @@ def test_plain(name: str) -> None:
     assert all(op.flops for op in profile.operators if "convolution" in op.type)
 
 
-@pytest.mark.parametrize("name", each(NETWORKS))
+@pytest.mark.parametrize("name", crossed(each(NETWORKS)))
 def test_tiled(name: str) -> None:
     net, x = _network(name)
     if name in {"mobilenet_v2", "resnet34", "resnet50", "densenet121", "efficientnet_b0"}:

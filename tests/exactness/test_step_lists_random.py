@@ -18,6 +18,7 @@ from step_plans import Apart, Choose, Planned, at_random, both, graph_for, peaks
 from torch import Tensor, nn
 
 from drawn_networks import RandomNetwork, networks
+from thorough import often
 from tilegrad.bounds import lower_graph
 from tilegrad.errors import CaptureError, GridError
 from tilegrad.execution import stretch
@@ -110,13 +111,13 @@ def check(network: RandomNetwork, choose: Choose) -> None:
         assert all(-SCALARS <= p - measured <= SCALARS + more for p in planned), (measured, predictions)
 
 
-@some(120)
+@some(often(50, 120))
 @given(network=networks(), choose=any_plan())
 def test_integer_networks_are_equal(network: RandomNetwork, choose: Choose) -> None:
     check(network, choose)
 
 
-@some(80)
+@some(often(40, 80))
 @given(network=networks(exact=False, ends=True), choose=any_plan())
 def test_float_networks_agree(network: RandomNetwork, choose: Choose) -> None:
     check(network, choose)
@@ -163,7 +164,7 @@ def stretch_runner(captured: Captured, choose: Choose, tiles: Schedule, rest: Gr
 
 
 @pytest.mark.parametrize("exact", [True, False])
-@some(40)
+@some(often(20, 40))
 @given(data=st.data())
 def test_a_stretch_in_tiles(exact: bool, data: st.DataObject) -> None:
     network = data.draw(networks(exact=exact, ends=not exact, layers=6))

@@ -15,6 +15,7 @@ from random_networks import Drawn, networks
 from torch import Tensor
 
 from reference_graphs import NAMES, reference_graph
+from thorough import often
 from tilegrad.bounds import MODES, Cuts, Line, Spans, Tiling, label_axes, tile_graph, tile_line
 from tilegrad.ops import aten
 from tilegrad.region import Box, Interval
@@ -29,7 +30,7 @@ class Case:
         return f"{self.drawn} {self.tiling.mode} {self.tiling.grid}"
 
 
-some = settings(max_examples=50)
+some = settings(max_examples=often(25, 50))
 
 
 @st.composite
@@ -139,7 +140,7 @@ def test_scatter_shares_cover_what_is_made_whole(case: Case) -> None:
             assert_partition(spans.share[sink], tiling.lines[axis].sizes[sink])
 
 
-@settings(max_examples=80)
+@settings(max_examples=often(40, 80))
 @given(tilings("scatter", dims=1, dense=True))
 def test_scatter_boxes_are_no_larger_than_needed(case: Case) -> None:
     drawn, tiling = case.drawn, case.tiling
@@ -223,7 +224,7 @@ def needed(line: Line, *, hull: bool) -> dict[str, int]:
     return ends
 
 
-@settings(max_examples=80)
+@settings(max_examples=often(40, 80))
 @given(tilings("stream", dims=1))
 def test_what_stream_leaves_out_is_never_read(case: Case) -> None:
     drawn, tiling = case.drawn, case.tiling

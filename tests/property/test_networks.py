@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from drawn_networks import RandomNetwork, networks, tilings
+from thorough import often
 from tilegrad.bounds import MODES
 from tilegrad.errors import CaptureError, GridError
 from tilegrad.testing import assert_same_step, run_step
@@ -43,7 +44,7 @@ def check(network: RandomNetwork, options: dict[str, Any]) -> None:
 
 
 @every_mode
-@some(120)
+@some(often(40, 120))
 @given(data=st.data())
 def test_integer_networks_are_equal(mode: str, data: st.DataObject) -> None:
     network = data.draw(networks())
@@ -51,7 +52,7 @@ def test_integer_networks_are_equal(mode: str, data: st.DataObject) -> None:
 
 
 @every_mode
-@some(60)
+@some(often(30, 60))
 @given(data=st.data())
 def test_float_networks_agree(mode: str, data: st.DataObject) -> None:
     network = data.draw(networks(exact=False, ends=True))

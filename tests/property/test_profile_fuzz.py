@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from profile_samples import cuda_trace, sample_profile, save_cpu_trace, snapshot
+from thorough import often
 from tilegrad.errors import FormatError
 from tilegrad.importers.cuda_snapshot import load_cuda_snapshot
 from tilegrad.importers.torch_trace import load_torch_trace
@@ -44,14 +45,14 @@ def _load_megengine(path: Path) -> Profile:
 
 # name -> how it is loaded, how a good file is made, how many changes
 SOURCES: dict[str, tuple[Loader, Callable[[Path], None], int]] = {
-    "torch_cpu": (load_torch_trace, lambda path: _shrink_trace(save_cpu_trace(path, **FULL)), 900),
-    "torch_cuda": (load_torch_trace, lambda path: _write(path, cuda_trace()), 2000),
-    "snapshot": (load_cuda_snapshot, lambda path: _write(path, snapshot()), 2000),
-    "own": (load_torch_trace, lambda path: save_chrome_trace(sample_profile(), path), 2000),
+    "torch_cpu": (load_torch_trace, lambda path: _shrink_trace(save_cpu_trace(path, **FULL)), often(300, 900)),
+    "torch_cuda": (load_torch_trace, lambda path: _write(path, cuda_trace()), often(700, 2000)),
+    "snapshot": (load_cuda_snapshot, lambda path: _write(path, snapshot()), often(700, 2000)),
+    "own": (load_torch_trace, lambda path: save_chrome_trace(sample_profile(), path), often(700, 2000)),
 }
 FULL = {"record_shapes": True, "profile_memory": True, "with_stack": True}
 if MEGENGINE.exists() and importlib.util.find_spec("tilegrad.importers.megengine.profile"):
-    SOURCES["megengine"] = (_load_megengine, lambda path: _copy_megengine(path), 300)
+    SOURCES["megengine"] = (_load_megengine, lambda path: _copy_megengine(path), often(100, 300))
 
 
 def _write(path: Path, data: Any) -> None:

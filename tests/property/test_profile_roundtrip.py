@@ -10,6 +10,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from thorough import often
 from tilegrad.importers.torch_trace import load_torch_trace
 from tilegrad.ir import Phase
 from tilegrad.profile import Block, BlockKind, Operator, Profile, Span, check_profile
@@ -105,7 +106,7 @@ def profiles(draw: st.DrawFn) -> Profile:
     )
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=often(80, 200), suppress_health_check=[HealthCheck.too_slow])
 @given(profiles(), st.booleans())
 def test_what_is_saved_comes_back(profile: Profile, packed: bool) -> None:
     check_profile(profile)

@@ -15,6 +15,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from thorough import often
 from tilegrad.region import (
     POINT,
     Adaptive,
@@ -210,7 +211,7 @@ def chain_cases(draw: Draw) -> Case:
 
 CASES = SIMPLE | {"chain": chain_cases()}
 every_kind = pytest.mark.parametrize("kind", CASES)
-few = settings(max_examples=40)
+few = settings(max_examples=often(20, 40))
 
 
 def spans(n: int) -> list[Interval]:

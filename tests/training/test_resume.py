@@ -56,16 +56,27 @@ def interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+def fill(folder: Path) -> Path:
+    runs.make_images(folder, [24, 24, 32, 24, 32, 24, 24, 32, 24, 24])
+    return folder
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    runs.make_images(tmp_path, [24, 24, 32, 24, 32, 24, 24, 32, 24, 24])
-    return tmp_path
+    return fill(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that nothing stopped."""
+    folder = fill(tmp_path_factory.mktemp("undisturbed"))
+    runs.trainer(folder, out=str(folder / "whole"), **OPTIONS).run()
+    return folder / "whole"
 
 
 @pytest.fixture
-def whole(folder: Path) -> list[float]:
-    runs.trainer(folder, out=str(folder / "whole"), **OPTIONS).run()
-    return runs.losses(folder / "whole")
+def whole(undisturbed: Path) -> list[float]:
+    return runs.losses(undisturbed)
 
 
 def interrupt(kind: int) -> Callable[[], None]:
@@ -91,17 +102,17 @@ def test_a_signal_in_a_step(folder: Path, whole: list[float], kind: int, at: int
     assert runs.losses(folder / "run") == whole
 
 
-def test_an_epoch_at_a_time(folder: Path, whole: list[float]) -> None:
+def test_an_epoch_at_a_time(folder: Path, undisturbed: Path) -> None:
     """What was validated, and the best, too."""
     for epochs in (1, 2, 3):
         runs.trainer(folder, **OPTIONS | {"epochs": epochs}).run(resume=epochs > 1)
     drop = ("seconds", "images_per_s", "peak_bytes")
     lines = [
-        [{k: v for k, v in line.items() if k not in drop} for line in runs.metrics(folder / name)]
-        for name in ("run", "whole")
+        [{k: v for k, v in line.items() if k not in drop} for line in runs.metrics(out)]
+        for out in (folder / "run", undisturbed)
     ]
     assert lines[0] == lines[1]
-    one, two = (load_checkpoint(folder / name / "best.pt") for name in ("run", "whole"))
+    one, two = (load_checkpoint(out / "best.pt") for out in (folder / "run", undisturbed))
     assert one["at"] == two["at"]
     assert all(torch.equal(one["model"][key], two["model"][key]) for key in two["model"])
 
@@ -150,7 +161,7 @@ def _lines(out: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-@pytest.mark.parametrize("moments", [3, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("moments", [2, pytest.param(10, marks=pytest.mark.slow)])
 def test_killed_at_random_moments(folder: Path, whole: list[float], command: list[str], moments: int) -> None:
     out = folder / "killed"
     killed_at(command, out, moments, seed=moments)

@@ -12,6 +12,7 @@ from small_networks import NETWORKS
 from torch import Tensor, nn
 from zoo_steps import Seeded, assert_plains, picture, plain_bytes, plain_step, without_drops
 
+from thorough import crossed
 from tilegrad.errors import BudgetError
 from tilegrad.testing import StepResult, assert_same
 
@@ -47,13 +48,13 @@ def test_half_of_plains_memory_gives_plains_step(name: str) -> None:
         pytest.skip(f"{name}: {str(error).splitlines()[0]}")
 
 
-@every_network
+@pytest.mark.parametrize("name", crossed(NETWORKS))
 def test_evaluation_gives_plains_outputs(name: str) -> None:
     net, x = copy.deepcopy(still(name)[0]).eval(), still(name)[1]
     assert_plains(net, x, plain_step(net, x), tile=16, mode="stream")
 
 
-@pytest.mark.parametrize("name", [name for name in NETWORKS if name not in STEADY])
+@pytest.mark.parametrize("name", crossed([name for name in NETWORKS if name not in STEADY]))
 def test_steps_with_drop_rates_are_repeated_by_seed(name: str) -> None:
     net, x = made(name), picture(NETWORKS[name][1])
     steps = Seeded(net, x, tile=16)

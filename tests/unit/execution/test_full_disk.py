@@ -1,6 +1,6 @@
 """A disk that fills up is an error with figures, not the end of the process; and nothing stays behind.
 
-Each case is a process of its own: with a limit on the size of files, or on a file system of a few megabytes that only
+Each kind has a process of its own: with a limit on the size of files, or on a file system of a few megabytes that only
 this process sees.
 """
 
@@ -43,6 +43,13 @@ except RunError as error:
 print("kept", kept, "bytes", shelf.bytes)
 assert all(bool((shelf.get(k, last=True) == k).all()) for k in range(kept))
 assert shelf.bytes == 0
+del shelf
+print("NEXT")
+"""
+
+LARGER = """
+import os, subprocess
+subprocess.run(["mount", "-o", "remount,size=2m", os.environ["TMPDIR"]], check=True)
 """
 
 STEP = """
@@ -92,22 +99,30 @@ print("works again")
 """
 
 
-def run_limited(program: str, limit: int, folder: Path) -> str:
-    return _said([sys.executable, "-c", LIMITED.replace("LARGEST_FILE", str(limit)) + program], folder)
+@pytest.fixture(scope="module")
+def limited(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, Path]:
+    """What a shelf says, and then a step, where files may not be large; and their folder."""
+    folder = tmp_path_factory.mktemp("limited")
+    limits = (LIMITED.replace("LARGEST_FILE", str(size)) for size in (1_000_000, 300_000))
+    return *_said([sys.executable, "-c", next(limits) + SHELF + next(limits) + STEP], folder), folder
 
 
-def run_on_small_disk(program: str, size: str, folder: Path) -> str:
-    """Under a mount that nobody else sees, and that goes with the process."""
-    mount = f'mount -t tmpfs -o size={size} tilegrad-test "{folder}" && exec "$@"'
+@pytest.fixture(scope="module")
+def on_small_disk(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """The same under a mount that nobody else sees, and that goes with the process. The step has twice the room."""
+    folder = tmp_path_factory.mktemp("small")
+    mount = f'mount -t tmpfs -o size=1m tilegrad-test "{folder}" && exec "$@"'
+    program = SHELF + LARGER + STEP
     command = [shutil.which("unshare") or "unshare", "--mount", "sh", "-c", mount, "sh", sys.executable, "-c", program]
     return _said(command, folder)
 
 
-def _said(command: list[str], folder: Path) -> str:
+def _said(command: list[str], folder: Path) -> tuple[str, str]:
     environment = {**os.environ, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=300, check=False)
     assert done.returncode == 0, f"exit code {done.returncode}: {done.stdout}{done.stderr}"
-    return done.stdout
+    shelf, _, step = done.stdout.partition("NEXT\n")
+    return shelf, step
 
 
 def can_mount() -> bool:
@@ -123,30 +138,30 @@ mounts = pytest.mark.skipif(not can_mount(), reason="may not mount a file system
 
 
 @linux
-def test_a_limit_on_files(tmp_path: Path) -> None:
-    said = run_limited(SHELF, 1_000_000, tmp_path)
+def test_a_limit_on_files(limited: tuple[str, str, Path]) -> None:
+    said, _, folder = limited
     assert "no place on disk for 200704 bytes more (196KiB), where halos and values wait: File too large" in said
-    assert " are free" in said and f"at   {tmp_path}" in said and "try  TMPDIR=" in said
+    assert " are free" in said and f"at   {folder}" in said and "try  TMPDIR=" in said
     assert "kept 4 bytes 800000" in said  # four times 49 pages are below the limit, five are not
 
 
 @mounts
-def test_a_small_disk(tmp_path: Path) -> None:
-    said = run_on_small_disk(SHELF, "1m", tmp_path)
+def test_a_small_disk(on_small_disk: tuple[str, str]) -> None:
+    said, _ = on_small_disk
     assert "No space left on device; " in said and "KiB are free" in said
     assert "kept 5 bytes 1000000" in said  # all that fits, also where as much again does not
 
 
 @linux
-def test_a_step_under_a_limit(tmp_path: Path) -> None:
-    said = run_limited(STEP, 300_000, tmp_path)
+def test_a_step_under_a_limit(limited: tuple[str, str, Path]) -> None:
+    _, said, _ = limited
     assert "File too large" in said and said.endswith("stopped in forward\nworks again\n")
 
 
 @mounts
-def test_a_step_on_a_small_disk(tmp_path: Path) -> None:
+def test_a_step_on_a_small_disk(on_small_disk: tuple[str, str]) -> None:
     """Its halos fit, the gradients of what it made do not."""
-    said = run_on_small_disk(STEP, "2m", tmp_path)
+    _, said = on_small_disk
     assert "No space left on device" in said and said.endswith("stopped in backward\nworks again\n")
 
 

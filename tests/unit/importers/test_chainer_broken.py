@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from chainer_files import Net
 
+from thorough import often
 from tilegrad.errors import FormatError
 from tilegrad.importers import load
 from tilegrad.importers.chainer import dump as chainer_dump
@@ -398,7 +399,8 @@ def test_accidents(seed: int, tmp_path: Path) -> None:
     drawn, path, outcomes = random.Random(seed), tmp_path / "dump.txt", Counter[bool]()
     text = UNET.read_bytes()
     lines = text.split(b"\n")
-    for number in range(400):
+    times = often(120, 400)
+    for number in range(times):
         mutated = mutate(drawn, text, lines)
         path.write_bytes(mutated)
         try:
@@ -406,7 +408,7 @@ def test_accidents(seed: int, tmp_path: Path) -> None:
         except Exception:
             (tmp_path / f"failed_{number}.txt").write_bytes(mutated)
             raise
-    assert outcomes[True] >= 5 and outcomes[False] >= 200  # both ends of the road are travelled
+    assert outcomes[True] >= times // 80 and outcomes[False] >= times // 2  # both ends of the road are travelled
 
 
 def test_accidents_twice(tmp_path: Path) -> None:

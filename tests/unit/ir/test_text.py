@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reference_graphs import NAMES, reference_graph
+from thorough import often
 from tilegrad.errors import FormatError
 from tilegrad.ir import (
     Graph,
@@ -80,7 +81,7 @@ def comparable(graph: Graph) -> Graph:
     return replace(graph, nodes=tuple(replace(n, attrs=still(n.attrs), time_s=still(n.time_s)) for n in graph.nodes))
 
 
-@settings(max_examples=300)
+@settings(max_examples=often(100, 300))
 @given(graphs)
 def test_parse_undoes_format(graph: Graph) -> None:
     assert comparable(parse_graph(format_graph(graph))) == comparable(graph)

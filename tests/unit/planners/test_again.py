@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Iterator, Sequence
+from functools import cache
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from tilegrad.sim.predict import predict
 from tilegrad.sim.rehearsal import Rehearsals
 
 
+@cache
 def lowered(name: str, size: int = 128) -> tuple[Graph, tuple[str, ...]]:
     net = NETWORKS[name](width=0.25).train()
     graph = lower_graph(export_module(net, (torch.zeros(example_shape(name, size)),), {}).graph)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from test_again import lowered
 
+from thorough import crossed
 from tilegrad.planners.tile import TileSearch
 from tilegrad.planners.tiling import Guesses, keep_last, keepable
 from tilegrad.schedule import Schedule
@@ -25,8 +26,7 @@ def schedules(name: str, size: int, tile: dict[str, int], storage: str) -> tuple
     return search, [keep_last(found, kept) for kept in (0, count // 3, count)]
 
 
-@pytest.mark.parametrize("storage", ["device", "host"])
-@pytest.mark.parametrize(("name", "size", "tile"), TILES)
+@pytest.mark.parametrize(("name", "size", "tile", "storage"), crossed(TILES, ["device", "host"]))
 def test_the_peak_is_that_of_rehearsals(name: str, size: int, tile: dict[str, int], storage: str) -> None:
     search, plans = schedules(name, size, tile, storage)
     for plan in plans:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
 
+from thorough import crossed
 from tilegrad.bounds import lower_graph
 from tilegrad.importers import export_module
 from tilegrad.ir import Graph, Kind
@@ -23,6 +25,7 @@ from tilegrad.sim.predict import predict
 from tilegrad.sim.rehearsal import Rehearsals
 
 
+@cache
 def lowered(name: str, *, train: bool, size: int = 256) -> tuple[Graph, tuple[str, ...]]:
     net = NETWORKS[name](width=0.25, **({"head": "pool"} if name == "vgg16" else {}))
     net.train(train)
@@ -30,12 +33,13 @@ def lowered(name: str, *, train: bool, size: int = 256) -> tuple[Graph, tuple[st
     return graph, tuple(v.name for v in graph.of_kind(Kind.PARAMETER))
 
 
+NETS = [("unet", True), ("vgg16", True), ("resnet18", True), ("resnet18", False), ("efficientnet_b0", False)]
+MODES = ["auto", "stream", "scatter", "gather"]
+
+
 @pytest.mark.parametrize(
-    ("name", "train"),
-    [("unet", True), ("vgg16", True), ("resnet18", True), ("resnet18", False), ("efficientnet_b0", False)],
+    ("name", "train", "mode", "tile"), crossed(NETS, MODES, [{"h": 64}, {"h": 64, "w": 128}]), ids=str
 )
-@pytest.mark.parametrize("mode", ["auto", "stream", "scatter", "gather"])
-@pytest.mark.parametrize("tile", [{"h": 64}, {"h": 64, "w": 128}], ids=str)
 def test_bytes_and_seconds(name: str, train: bool, mode: str, tile: dict[str, int]) -> None:
     graph, graded = lowered(name, train=train)
     phases = cut_tiles(Walks(graph), mode, tile, CPU)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
 
+from thorough import crossed
 from tilegrad.bounds import lower_graph
 from tilegrad.errors import InternalError
 from tilegrad.importers import export_module
-from tilegrad.ir import Kind
+from tilegrad.ir import Graph, Kind
 from tilegrad.models import NETWORKS, example_shape
 from tilegrad.planners import plan_tiles
 from tilegrad.planners.tiling import keep_last
@@ -22,9 +24,13 @@ from tilegrad.sim.rehearsal import shape_of
 
 
 def tiled(name: str, mode: str, tile: dict[str, int], size: int = 256) -> Schedule:
+    return plan_tiles(lowered(name, size), mode, tile)
+
+
+@cache
+def lowered(name: str, size: int) -> Graph:
     net = NETWORKS[name](width=0.25, **({"head": "pool"} if name == "vgg16" else {})).train()
-    graph = lower_graph(export_module(net, (torch.zeros(example_shape(name, size)),), {}).graph)
-    return plan_tiles(graph, mode, tile)
+    return lower_graph(export_module(net, (torch.zeros(example_shape(name, size)),), {}).graph)
 
 
 def one_by_one(schedule: Schedule) -> Schedule:
@@ -33,12 +39,10 @@ def one_by_one(schedule: Schedule) -> Schedule:
     return replace(schedule, islands=found)
 
 
-@pytest.mark.parametrize("mode", ["auto", "stream", "scatter", "gather"])
-@pytest.mark.parametrize(
-    ("name", "tile"),
-    [("unet", {"h": 16}), ("vgg16", {"h": 32, "w": 32}), ("resnet18", {"h": 40, "w": 64}), ("deeplab", {"h": 32})],
-    ids=str,
-)
+TILED = [("unet", {"h": 16}), ("vgg16", {"h": 32, "w": 32}), ("resnet18", {"h": 40, "w": 64}), ("deeplab", {"h": 32})]
+
+
+@pytest.mark.parametrize(("name", "tile", "mode"), crossed(TILED, ["auto", "stream", "scatter", "gather"]), ids=str)
 def test_kinds_tell_all_but_places(name: str, tile: dict[str, int], mode: str) -> None:
     schedule = tiled(name, mode, tile)
     alone = one_by_one(schedule)

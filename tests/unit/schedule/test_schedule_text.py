@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from thorough import crossed
 from tilegrad.bounds import lower_graph
 from tilegrad.importers import export_module
 from tilegrad.ir import Graph, Kind
@@ -87,8 +88,7 @@ def lines_of(module: torch.nn.Module, shape: tuple[int, ...], tile: dict[str, in
     return format_plan(schedule, 1 << 20, 1 << 30).splitlines()
 
 
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(("name", "training"), crossed(NETWORKS, [True, False]))
 def test_a_plan_is_read_at_a_glance(name: str, training: bool) -> None:
     shape = SHAPES.get(name, (1, 1 if name in GRAY else 3, 192, 192))
     axis = "w" if name == "wavenet1d" else "h"
