@@ -39,7 +39,7 @@ class SeparablePool(Kernel):
         found = x.new_empty(out)
         planes, images = x.reshape(-1, *x.shape[-axes:]), found.view(-1, *out[-axes:])
         many = max(1, PIECE // planes[0].numel())
-        for some, made in zip(planes.split(many), images.split(many), strict=True):
+        for some, made in zip(torch.split(planes, many), torch.split(images, many), strict=True):
             for dim, each in enumerate(taps[:-1]):
                 some = _largest(some, 1 + dim, each, None)
             _largest(some, axes, taps[-1], made)
