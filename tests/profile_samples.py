@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tilegrad.profile import Block, BlockKind, Operator, Profile, Span
 HOST = {"pid": 4711, "tid": 4711}
 ENGINE = {"pid": 4711, "tid": 4800}
 MODEL = "/home/me/model.py"
+TRIES = 10
 
 Event = dict[str, Any]
 
@@ -23,6 +25,20 @@ Event = dict[str, Any]
 def write_json(path: Path, data: Any) -> Path:
     path.write_text(json.dumps(data))
     return path
+
+
+def save_trace(path: Path, run: Callable[[], object], **options: bool) -> Path:
+    """What torch's profiler records of it. Asked for the stack, it now and then reads the name of a function that is
+    gone: then once more."""
+    for _ in range(TRIES):
+        try:
+            with profile(activities=[ProfilerActivity.CPU], acc_events=True, **options) as recorded:
+                run()
+        except UnicodeDecodeError:
+            continue
+        recorded.export_chrome_trace(str(path))
+        return path
+    raise AssertionError(f"no trace in {TRIES} tries")
 
 
 def save_cpu_trace(path: Path, **options: bool) -> Path:
@@ -40,12 +56,14 @@ def save_cpu_trace(path: Path, **options: bool) -> Path:
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     x = torch.ones(2, 3, 8, 8)
-    with profile(activities=[ProfilerActivity.CPU], acc_events=True, **options) as recorded, record_function("step"):
-        optimizer.zero_grad()
-        net(x).sum().backward()
-        optimizer.step()
-    recorded.export_chrome_trace(str(path))
-    return path
+
+    def step() -> None:
+        with record_function("step"):
+            optimizer.zero_grad()
+            net(x).sum().backward()
+            optimizer.step()
+
+    return save_trace(path, step, **options)
 
 
 def op(name: str, ts: float, dur: float, external: int, where: Event = HOST, **args: Any) -> Event:

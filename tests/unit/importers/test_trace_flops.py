@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 
 import tilegrad
+from profile_samples import save_trace
 from tilegrad.importers.torch_events import OpData
 from tilegrad.importers.trace_flops import shape_flops
 
@@ -33,10 +33,7 @@ class Products(nn.Module):
 
 
 def trace(run: nn.Module, image: Tensor, path: Path) -> tilegrad.Profile:
-    with profile(activities=[ProfilerActivity.CPU], acc_events=True, record_shapes=True, with_stack=True) as recorded:
-        run(image).backward()
-    recorded.export_chrome_trace(str(path))
-    return tilegrad.load_profile(path)
+    return tilegrad.load_profile(save_trace(path, lambda: run(image).backward(), record_shapes=True, with_stack=True))
 
 
 def test_they_are_those_of_a_recording(tmp_path: Path) -> None:
