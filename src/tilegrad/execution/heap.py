@@ -9,7 +9,7 @@ exact  Blocks are mapped one by one and go back when they are freed: the process
        page of every block is new, and the system fills it with zeros.
 keep   Everything comes from one heap, and nothing goes back, between steps neither: after a few steps there are no page
        faults any more, and the heap is as large as it ever was.
-reuse  Blocks of 2 MiB and more are mapped one by one, and the memory of smaller ones serves the next tile. What is left
+reuse  Blocks of 1 MiB and more are mapped one by one, and the memory of smaller ones serves the next tile. What is left
        over goes back at the end of a pass. Without fences the process is little larger than what is alive.
 """
 
@@ -28,8 +28,8 @@ from ..errors import InputError
 
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # of glibc's mallopt: blocks from here on are mapped; what is kept at the top
 MOST = (1 << 31) - 1
-MODES = {"exact": (256 << 10, 128 << 10), "keep": (MOST, MOST), "reuse": (2 << 20, MOST)}
-HOLES = 7  # blocks of the largest size that is reused: as measured, 0 to 6
+MODES = {"exact": (256 << 10, 128 << 10), "keep": (MOST, MOST), "reuse": (1 << 20, MOST)}
+HOLES = 14  # blocks of the largest size that is reused: as measured, up to 22 where tiles are small
 NO_FENCES = "glibc.malloc.tcache_count=0"  # in GLIBC_TUNABLES, which glibc reads when a program starts
 SETTLED = (32 << 20, 64 << 20)  # where glibc's own rule ends once a block of 32 MiB was freed; mallopt switches it off
 _lock = Lock()

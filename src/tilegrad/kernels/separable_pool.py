@@ -2,7 +2,8 @@
 
 torch looks at each window's elements one after another, 1 to 5 ns each, and remembers where the largest was, which only
 a gradient needs. The largest of two rows is found for many columns at once, and what is left of a window is a row. The
-image is taken in pieces that stay in the cache; so there is also less in between than torch's places would need.
+image is taken in pieces that stay in the cache; so there is also less in between than torch's places would need. Where
+a process shall be no larger than what is alive in it (`execution/heap.py`) torch's own is asked.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..execution.heap import is_tight
 from ..ops import Call, Place
 from ..ops.channels import layout_of
 from ..ops.pool import windows
@@ -34,7 +36,8 @@ class SeparablePool(Kernel):
         taps = [_taps(*each) for each in zip(slides, befores, x.shape[-axes:], out[-axes:], strict=True)]
         recorded = torch.is_grad_enabled() and x.requires_grad
         laid = x.device.type == "cpu" and layout_of(x) == torch.contiguous_format
-        if recorded or not laid or not all(taps) or not x.numel() or torch.compiler.is_compiling():
+        by_torch = recorded or is_tight() or torch.compiler.is_compiling()  # blocks of more sizes leave more holes
+        if by_torch or not laid or not all(taps) or not x.numel():
             return first_result(call, tiles[0], place, x.device)
         found = x.new_empty(out)
         planes, images = x.reshape(-1, *x.shape[-axes:]), found.view(-1, *out[-axes:])
