@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..bounds import call_of, needed_gradients, reached_by
-from ..kernels import Fused, with_kernels
+from ..kernels import Fused, kernels, with_kernels
 from ..ops import Call, Op, Reduction, find
 from ..region import Box
 from ..schedule import (
@@ -24,6 +24,7 @@ from ..schedule import (
     unread_nodes,
 )  # fmt: skip
 from .compiled import Compiled, PartStep, with_compiled
+from .heap import is_tight
 from .prepared import prepared
 from .stretch import Stretch, WholeChain, WholeNode, WholeStep
 from .sums import PAIR
@@ -85,7 +86,8 @@ class Executor:
     def program(self, island: Island) -> tuple[ProgramStep, ...]:
         """An island's steps, made once: several nodes are one step where there is a kernel for them."""
         if island.name not in self._programs:
-            fused = with_kernels(island, self.graph, self.calls, self.device)
+            offered = [kernel for kernel in kernels() if not (kernel.holes and is_tight())]
+            fused = with_kernels(island, self.graph, self.calls, self.device, offered)
             steps = [
                 prepared(self, step) if isinstance(step, Compute | Fused | Join) else step
                 for step in _in_stretches(self._with_whole(island, fused))

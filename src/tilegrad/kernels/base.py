@@ -26,6 +26,7 @@ class Kernel:
     chain: ClassVar[tuple[frozenset[str], ...]]
     devices: ClassVar[frozenset[str]] = frozenset({"cpu", "cuda"})
     dtypes: ClassVar[frozenset[str]] = frozenset({"float32", "float64", "bfloat16", "float16"})
+    holes: ClassVar[bool] = False  # does it work in blocks of sizes of its own, which leave holes in a heap?
 
     def accepts(self, calls: Sequence[Call]) -> bool:
         """Can it run these very nodes?"""

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..execution.heap import is_tight
 from ..ops import Call, Place
 from ..ops.channels import layout_of
 from ..ops.pool import windows
@@ -26,6 +25,7 @@ PIECE = 2**18  # elements
 class SeparablePool(Kernel):
     chain = (frozenset({"max_pool1d", "max_pool2d"}),)
     devices = frozenset({"cpu"})
+    holes = True
 
     def run(self, calls: Sequence[Call], tiles: Sequence[Sequence[Tensor]], place: Place | None) -> Tensor:
         call, x = calls[0], tiles[0][0]
@@ -36,8 +36,7 @@ class SeparablePool(Kernel):
         taps = [_taps(*each) for each in zip(slides, befores, x.shape[-axes:], out[-axes:], strict=True)]
         recorded = torch.is_grad_enabled() and x.requires_grad
         laid = x.device.type == "cpu" and layout_of(x) == torch.contiguous_format
-        by_torch = recorded or is_tight() or torch.compiler.is_compiling()  # blocks of more sizes leave more holes
-        if by_torch or not laid or not all(taps) or not x.numel():
+        if recorded or not laid or not all(taps) or not x.numel() or torch.compiler.is_compiling():
             return first_result(call, tiles[0], place, x.device)
         found = x.new_empty(out)
         planes, images = x.reshape(-1, *x.shape[-axes:]), found.view(-1, *out[-axes:])
