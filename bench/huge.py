@@ -65,6 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--width", type=float, default=1.0)
     parser.add_argument("--budget", default="1GiB")
     parser.add_argument("--tile", help="tiles of a size instead of a budget: h=256 or h=256,w=512")
+    parser.add_argument("--halos", default="auto", help="where they are kept: device, host, disk")
     parser.add_argument("--image", choices=["device", "host"], default="device")
     parser.add_argument("--loss", choices=["outside", "inside"], default="outside")
     parser.add_argument("--rounds", type=int, default=3)
@@ -90,7 +91,8 @@ def measure(args: argparse.Namespace) -> Row:
     device, budget = torch.device(args.device), parse_bytes(args.budget)
     begin = time.perf_counter()
     tile = tile_of(args.tile)
-    tiled = tilegrad.tile(net, budget=budget) if tile is None else tilegrad.tile(net, tile=tile)
+    given = {"budget": budget} if tile is None else {"tile": tile}
+    tiled = tilegrad.tile(net, **given, halos=args.halos)
     tiled.plan_for(image)
     planned_s = time.perf_counter() - begin
     first_s = seconds(lambda: step(tiled, image), device)

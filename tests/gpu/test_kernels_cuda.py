@@ -7,9 +7,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tilegrad
+from tilegrad.kernels.triton import works_on
 from tilegrad.models import resnet18
 from tilegrad.ops.conv import channel_sums
 
@@ -22,6 +24,25 @@ def single_precision_is_single(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
+def depthwise(channels: int, size: int | tuple[int, int], **options: object) -> nn.Conv2d:
+    return nn.Conv2d(channels, channels, size, groups=channels, **options)  # type: ignore[arg-type]
+
+
+class Pixels(nn.Module):
+    """A block of ConvNeXt."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.look = depthwise(channels, 7, padding=3)
+        self.mix = nn.Sequential(
+            nn.LayerNorm(channels), nn.Linear(channels, 2 * channels), nn.GELU(), nn.Linear(2 * channels, channels)
+        )
+        self.scale = nn.Parameter(torch.linspace(-1, 1, channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + (self.scale * self.mix(self.look(x).permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
+
+
 CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "2-D": (lambda: nn.Sequential(nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 8, 3), nn.ReLU()), (64, 48)),
     "stride": (lambda: nn.Sequential(nn.Conv2d(8, 16, 5, 2, 2), nn.ReLU(), nn.Conv2d(16, 8, 1)), (65, 47)),
@@ -32,6 +53,10 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "batch norm": (lambda: nn.Sequential(nn.Conv2d(8, 16, 3, bias=False), nn.BatchNorm2d(16), nn.ReLU()), (64, 48)),
     "group norm": (lambda: nn.Sequential(nn.Conv2d(8, 16, 3, bias=False), nn.GroupNorm(4, 16), nn.ReLU()), (64, 48)),
     "norm 3-D": (lambda: nn.Sequential(nn.Conv3d(8, 8, 3, bias=False), nn.BatchNorm3d(8), nn.ReLU()), (16, 24, 20)),
+    "depthwise": (lambda: nn.Sequential(nn.Conv2d(8, 40, 1), depthwise(40, 7, padding=3), depthwise(40, 3)), (37, 50)),
+    "depthwise dilated": (lambda: nn.Sequential(depthwise(8, 3, padding=2, dilation=2), nn.ReLU()), (31, 29)),
+    "depthwise oblong": (lambda: nn.Sequential(depthwise(8, (1, 9), padding=(0, 4)), depthwise(8, (5, 2))), (21, 44)),
+    "pixels": (lambda: nn.Sequential(Pixels(8), Pixels(8)), (40, 33)),
     "alone": (lambda: nn.Sequential(nn.Conv2d(8, 16, 3, padding=1), nn.GELU(), nn.Conv2d(16, 8, 3)), (64, 48)),
 }
 
@@ -82,3 +107,47 @@ def test_frozen_norms_are_as_accurate_as_plain(dtype: torch.dtype) -> None:
 def test_sums_of_channels_that_lie_together() -> None:
     grad = torch.randint(-4, 5, (2, 6, 33, 17), device="cuda").double().to(memory_format=torch.channels_last)
     assert torch.equal(channel_sums(grad), grad.sum((0, 2, 3)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("shape", "kernel", "pads", "dilation"),
+    [
+        ((1, 40, 9, 20), (7, 7), (3, 3, 0, 3), (1, 1)),
+        ((2, 96, 33, 70), (7, 7), (3, 3, 3, 3), (1, 1)),
+        ((1, 70, 6, 19), (3, 5), (0, 0, 2, 1), (2, 1)),
+        ((1, 4, 17, 8), (5, 5), (0, 2, 3, 2), (3, 2)),
+        ((1, 33, 5, 5), (1, 1), (0, 0, 0, 0), (1, 1)),
+    ],
+    ids=str,
+)
+def test_depthwise_convolutions_are_exact(
+    shape: tuple[int, ...],
+    kernel: tuple[int, int],
+    pads: tuple[int, int, int, int],  # above, below, left, right
+    dilation: tuple[int, int],
+    dtype: torch.dtype,
+) -> None:
+    """Of small integers, whose sums half precision can hold."""
+    from tilegrad.kernels.triton.depthwise import convolve, of_image, of_weight
+
+    torch.manual_seed(0)
+    above, below, left, right = pads
+    x, weight, bias = (
+        torch.randint(-1, 2, size, device="cuda").double().requires_grad_()
+        for size in (shape, (shape[1], 1, *kernel), shape[1:2])
+    )
+    exact = F.conv2d(F.pad(x, (left, right, above, below)), weight, bias, dilation=dilation, groups=shape[1])
+    grad = torch.randint(-1, 2, exact.shape, device="cuda").double()
+    exact.backward(grad)
+    low = [t.detach().to(dtype) for t in (x, weight, bias)]
+    image, back = (t.to(dtype).to(memory_format=torch.channels_last) for t in (low[0], grad))
+    how = (above, left), dilation
+    assert torch.equal(convolve(image, low[1], low[2], exact.shape[2:], *how).double(), exact)
+    assert torch.equal(of_image(back, low[1], shape[2:], *how).double(), x.grad)
+    assert torch.equal(of_weight(back, image, kernel, *how).double(), weight.grad)
+
+
+def test_they_run_here() -> None:
+    """Where Triton cannot build its kernels torch's are taken, and the tests above would show nothing."""
+    assert works_on(torch.device("cuda"))

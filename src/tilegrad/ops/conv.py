@@ -153,8 +153,12 @@ def gradients(
 
 
 def channel_sums(grad: Tensor) -> Tensor:
-    """Over all but the channels, which lie together: rows are added first, since a sum over the whole image at once
-    leaves most of a GPU without work."""
+    """Over all but the channels."""
+    return pixel_sums(grad.movedim(1, -1))
+
+
+def pixel_sums(grad: Tensor) -> Tensor:
+    """Over all but the last axis, whose numbers lie together: rows are added first, since a sum over the whole image at
+    once leaves most of a GPU without work."""
     wide = torch.float32 if grad.element_size() < 4 else grad.dtype
-    rows = grad.movedim(1, -1).contiguous()
-    return rows.flatten(0, -3).sum(0, dtype=wide).sum(0).to(grad.dtype)
+    return grad.contiguous().flatten(0, -3).sum(0, dtype=wide).sum(0).to(grad.dtype)
