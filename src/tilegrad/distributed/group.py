@@ -53,6 +53,9 @@ class Group:
         everyone = frozenset(mesh.axes)
         self._all = self._new_group(self._ranks(everyone))
         self._halos = self._new_group(self._ranks(everyone))  # so that they need not queue behind sums
+        # Gloo cannot send what lies on a card: it goes through the host.
+        hosted = device.type == "cuda" and self._all is not None and dist.get_backend(self._all) == "gloo"
+        self._wire = torch.device("cpu") if hosted else device
         self._places = {rank: at for at, rank in enumerate(sorted(mesh.ranks))}
         self._groups: dict[frozenset[str], tuple[Any, list[int]]] = {everyone: (self._all, self._ranks(everyone))}
         self.watch = Watch(mesh.ranks, rank, self._tell, timeout_s)
@@ -90,13 +93,25 @@ class Group:
         traffic.sent_bytes += messages.sent_bytes
         traffic.received_bytes += messages.received_bytes
         traffic.messages += len(messages.sends)
-        begin = begin_batch if self.device.type == "cuda" else begin_messages
+        begin = begin_batch if self._wire.type == "cuda" else begin_messages
+        sends, receives = messages.sends, messages.receives
+        if self._wire != self.device:
+            sends = {rank: tensor.to(self._wire) for rank, tensor in sends.items()}
+            receives = {rank: torch.empty_like(tensor, device=self._wire) for rank, tensor in receives.items()}
+        pairs = [(tensor, receives[rank]) for rank, tensor in messages.receives.items()]
         return self._begun(
-            messages.what, messages.peers, lambda: begin(self._halos, self._places, messages.sends, messages.receives)
+            messages.what, messages.peers, lambda: begin(self._halos, self._places, sends, receives), pairs
         )
 
-    def _begun(self, what: str, peers: Sequence[int], begin: Callable[[], Sequence[Any]]) -> PendingMessage:
-        """A call that others take part in, once they are waited for."""
+    def _begun(
+        self,
+        what: str,
+        peers: Sequence[int],
+        begin: Callable[[], Sequence[Any]],
+        received: Sequence[tuple[Tensor, Tensor]] = (),
+    ) -> PendingMessage:
+        """A call that others take part in, once they are waited for. `received`: tensors, and where what is for them
+        arrives."""
         try:
             works = begin()
         except RuntimeError:
@@ -108,6 +123,9 @@ class Group:
             with self.watch.during(what, peers):
                 for work in works:
                     work.wait()
+            for tensor, arrived in received:
+                if arrived is not tensor:
+                    tensor.copy_(arrived)
             self.traffic.waited_s += perf_counter() - start
 
         return PendingMessage(finish)
@@ -121,9 +139,10 @@ class Group:
             return tensor.unsqueeze(0)
         self.traffic.combined_bytes += tensor.nbytes
         self.traffic.gathers += 1
-        found = tensor.new_empty((len(ranks), *tensor.shape))
-        self._begun(what, ranks, lambda: [begin_gather(group, found.view(-1), tensor.reshape(-1))]).wait()
-        order = sorted(ranks)
+        rows = torch.empty((len(ranks), *tensor.shape), dtype=tensor.dtype, device=self._wire)
+        sent = tensor.reshape(-1).to(self._wire)
+        self._begun(what, ranks, lambda: [begin_gather(group, rows.view(-1), sent)]).wait()
+        found, order = rows.to(tensor.device), sorted(ranks)
         return found if order == ranks else found[[order.index(rank) for rank in ranks]]
 
     def sum(self, what: str, tensor: Tensor, axes: frozenset[str]) -> PendingMessage:
@@ -133,20 +152,21 @@ class Group:
             return PendingMessage(lambda: None)
         self.traffic.summed_bytes += tensor.nbytes
         self.traffic.sums += 1
-        return self._begun(what, ranks, lambda: [begin_sum(group, tensor)])
+        sent = tensor.to(self._wire)
+        return self._begun(what, ranks, lambda: [begin_sum(group, sent)], [(tensor, sent)])
 
     # -- agreement -----------------------------------------------------------------------------------------------------
 
     def _tell(self, text: bytes) -> list[bytes]:
         """What every rank of the mesh says, in order."""
-        size = torch.tensor([len(text)], dtype=torch.int64, device=self.device)
+        size = torch.tensor([len(text)], dtype=torch.int64, device=self._wire)
         if self._all is None:
             return [text]
         sizes = [torch.empty_like(size) for _ in self.mesh.ranks]
         dist.all_gather(sizes, size, self._all)
         longest = max(int(s) for s in sizes)
-        mine = torch.zeros(longest, dtype=torch.uint8, device=self.device)
-        mine[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(self.device) if text else mine[:0]
+        mine = torch.zeros(longest, dtype=torch.uint8, device=self._wire)
+        mine[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(self._wire) if text else mine[:0]
         found = [torch.empty_like(mine) for _ in self.mesh.ranks]
         dist.all_gather(found, mine, self._all)
         said = [bytes(f[: int(s)].cpu().numpy()) for f, s in zip(found, sizes, strict=True)]
@@ -157,8 +177,8 @@ class Group:
         if self._all is None:
             return True
         digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
-        mine = torch.frombuffer(bytearray(digest), dtype=torch.uint8).to(self.device)
-        found = torch.empty(len(self.mesh.ranks), len(digest), dtype=torch.uint8, device=self.device)
+        mine = torch.frombuffer(bytearray(digest), dtype=torch.uint8).to(self._wire)
+        found = torch.empty(len(self.mesh.ranks), len(digest), dtype=torch.uint8, device=self._wire)
         with self.watch.during(what, self.mesh.ranks):
             dist.all_gather(list(found.unbind()), mine, self._all)
         return bool((found == mine).all())
