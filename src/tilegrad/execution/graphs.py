@@ -174,6 +174,8 @@ class Recorded:
                 self.recording = Recording(self.executor, self.pool, tensors, device, seed)
             except RuntimeError as error:  # torch's word for everything that goes wrong on a device
                 reason = _first_line(error)
+            if reason is not None:
+                gc.collect()  # frames of what failed hold its memory, and each other
         if reason is not None:
             self.give_up(reason)
         return reason is None
