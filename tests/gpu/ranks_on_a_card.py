@@ -61,7 +61,7 @@ def main() -> None:
             try:
                 assert_same(found.step, replace(plain, gradients=mine(plain.gradients, found)), exact=exact)
             except AssertionError as error:
-                print(f"{name}: {str(error).splitlines()[0]}", flush=True)
+                print(f"{name}: {' '.join(str(error).split())}", flush=True)
     print(f"{count} networks", flush=True)
     dist.destroy_process_group()
 

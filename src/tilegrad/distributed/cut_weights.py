@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Function
 from torch.distributed.tensor import DTensor
 
 from ..errors import InputError
@@ -94,7 +95,21 @@ def _parameter(own: Tensor, before: nn.Parameter, where: list[Any], state: Any) 
 
 def local_of(tensor: Any) -> Any:
     """What a rank has of a tensor; of its own box gradients go back to the DTensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return _Own.apply(tensor) if isinstance(tensor, DTensor) else tensor  # type: ignore[no-untyped-call]
+
+
+class _Own(Function):
+    """As torch's `to_local`, which in 2.11 gets the strides of boxes of uneven sizes wrong: such gradients it copies, and
+    gathers them to whole ones for that."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: DTensor) -> Tensor:
+        ctx.model, own = tensor.detach(), tensor.to_local()
+        return own.view_as(own)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return like(grad, ctx.model)
 
 
 def like(local: Tensor, model: Tensor) -> Tensor:
