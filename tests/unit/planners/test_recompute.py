@@ -126,6 +126,15 @@ def test_the_smallest_peak_is_a_budget_that_can_be_met() -> None:
         assert found is not None
 
 
+@pytest.mark.parametrize("seed", [110, 157, 216])
+def test_what_plain_meets_is_never_refused(seed: int) -> None:
+    """Where running again needs more than keeping all."""
+    graph = seeded_graph(seed, unit=1 << 16)
+    plain = measure_memory(plan_keep(graph)).peak_bytes
+    check_fits(found := plan_recompute(graph, node_times(graph), plain, HEURISTIC), plain)
+    assert found is not None
+
+
 def test_a_chain_by_hand() -> None:
     """Four values of 10 bytes. Forward, each is there with the one before; backward each is with its gradient and the
     next: keeping all takes 1 + 40 + 10; with 10 less, one value runs again."""
