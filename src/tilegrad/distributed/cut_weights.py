@@ -99,8 +99,8 @@ def local_of(tensor: Any) -> Any:
 
 
 class _Own(Function):
-    """As torch's `to_local`, which in 2.11 gets the strides of boxes of uneven sizes wrong: such gradients are copied, and
-    gathered to whole ones for that."""
+    """As torch's `to_local`, which in 2.11 gets the strides of boxes of uneven sizes wrong: their gradients are copied
+    for that, and gathered to whole ones."""
 
     @staticmethod
     def forward(ctx: Any, tensor: DTensor) -> Tensor:
