@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 import tilegrad
 from tilegrad.distributed import Part, part
 from tilegrad.distributed.cut_weights import local_of
+from tilegrad.distributed.join import group_of
 from tilegrad.errors import TilegradError
 from tilegrad.planners import mesh as mesh_planner
 from tilegrad.region import Box
@@ -39,6 +40,7 @@ class Case:
     no_grad: bool = False
     seed: int = 0
     tiles: int | None = None  # of a rank's own box, instead of keeping everything
+    hosted: bool = False  # messages lie elsewhere than tensors, as those of a GPU over gloo
     options: Mapping[str, Any] = field(default_factory=dict)  # of `tile`
 
 
@@ -67,7 +69,7 @@ def step(mesh: Any, case: Case) -> Found:
     tiled = tilegrad.tile(case.net, mesh=mesh, **options, **case.options)
     tiled.traffic.clear()
     given = [_given(mesh, case, at, x) for at, x in enumerate(case.inputs)]
-    with _in_tiles(case.tiles):
+    with _in_tiles(case.tiles), _elsewhere(mesh) if case.hosted else contextlib.nullcontext():
         for _ in range(case.steps):
             outputs = run_once(tiled, given, case)
     traffic = _traffic(tiled)
@@ -167,6 +169,11 @@ def _in_tiles(count: int | None) -> Iterator[None]:
         return
     with mock.patch.object(mesh_planner, "_plans", plans):
         yield
+
+
+def _elsewhere(mesh: Any) -> Any:
+    """Where torch thinks that "cpu:0" is no more "cpu" than the host is a GPU."""
+    return mock.patch.object(group_of(mesh), "_wire", torch.device("cpu", 0))
 
 
 # -- other tasks -------------------------------------------------------------------------------------------------------

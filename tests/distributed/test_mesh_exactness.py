@@ -57,3 +57,10 @@ def test_any_mesh(pool: Pool, mesh: MeshSpec) -> None:
 def test_exchange_per_layer(pool: Pool, name: str, thorough: bool) -> None:
     meshes = USUAL if thorough else [CORNERS, *LINES[:2]]
     assert_ranks_agree(pool, replace(EXACT[name](), options={"exchange": "layer"}), meshes)
+
+
+@pytest.mark.parametrize("name", ["conv stack, odd", "a parameter for every pixel", "one pixel"])
+def test_messages_through_the_host(pool: Pool, name: str) -> None:
+    """As over gloo where tensors are on a GPU."""
+    assert_ranks_agree(pool, replace(EXACT[name](), hosted=True), [CORNERS, LINES[0]])
+    assert_ranks_agree(pool, replace(CLOSE["batch norm twice"](), hosted=True), [CORNERS], exact=False)
