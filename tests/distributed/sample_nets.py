@@ -84,6 +84,18 @@ class Positions(nn.Module):
         return self.layer(x + self.map) + F.max_pool2d(self.map, 3, 1, 1)
 
 
+class Idle(Positions):
+    """And a layer whose result is not used: it gets no gradient, not even zeros."""
+
+    def __init__(self, size: tuple[int, int]) -> None:
+        super().__init__(size)
+        self.idle = conv(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.idle(x)
+        return super().forward(x)
+
+
 class Weighted(nn.Module):
     """A loss inside the model, with a mask beside the image, and a metric that is a plain number."""
 
@@ -152,6 +164,7 @@ def _stacks() -> None:
     )
     EXACT["outputs without gradient"] = lambda: exact(Unused(), 2, 2, 9, 8)
     EXACT["shared weights"] = lambda: exact(Shared(), 2, 2, 9, 8)
+    EXACT["an idle layer beside a parameter for every pixel"] = lambda: exact(Idle((9, 8)), 2, 2, 9, 8)
     EXACT["a parameter for every pixel"] = lambda: exact(Positions((9, 8)), 2, 2, 9, 8)
 
 

@@ -104,12 +104,13 @@ class _Own(Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: DTensor) -> Tensor:
+        ctx.set_materialize_grads(False)
         ctx.model, own = tensor.detach(), tensor.to_local()
         return own.view_as(own)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return like(grad, ctx.model)
+    def backward(ctx: Any, grad: Tensor | None) -> Tensor | None:
+        return like(grad, ctx.model) if grad is not None else None
 
 
 def like(local: Tensor, model: Tensor) -> Tensor:
