@@ -43,6 +43,7 @@ __all__ = [
     "copy_each",
     "end_pool",
     "expand_segments",
+    "exporting",
     "know_compiler",
     "next_number",
     "operators_are_watched",
@@ -67,6 +68,7 @@ NAMES = (  # what must be there
     "nn.modules.module._global_backward_pre_hooks",
     "ops.aten.add.Tensor._schema",
     "_dynamo.variables.torch.TorchInGraphFunctionVariable._get_handlers",
+    "compiler._is_exporting_flag",
     "distributed.ProcessGroup.allreduce",
     "distributed.ProcessGroup._allgather_base",
     "distributed.ProcessGroup.send",
@@ -105,6 +107,13 @@ def know_compiler() -> None:
     from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
     TorchInGraphFunctionVariable._get_handlers()
+
+
+def exporting() -> bool:
+    """`torch.compiler.is_exporting()`, which torch.compile in 2.11 takes to be true of all that it compiles."""
+    return torch.compiler.is_exporting() and (
+        torch.compiler._is_exporting_flag or not torch.compiler.is_dynamo_compiling()
+    )
 
 
 def compiled_asks(caller: FrameType) -> bool:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from ..errors import InputError, RunError
+from ..torch_private import exporting
 
 # What a class may define in its own way, and its parents call on it.
 _ITS_OWN = (
@@ -74,7 +75,7 @@ class Wrapped(nn.Module):
         """Runs in its own way, even where someone has put another `forward` into the module's attributes. What
         `torch.compile` makes of code around it ends before it and begins anew behind it."""
         assert Wrapped._opaque is not None
-        return (_run if torch.compiler.is_exporting() else Wrapped._opaque)(self, *args, **kwargs)
+        return (_run if exporting() else Wrapped._opaque)(self, *args, **kwargs)
 
     @property
     def _compiled_call_impl(self) -> None:  # type: ignore[override]
