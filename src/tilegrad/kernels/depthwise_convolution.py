@@ -18,7 +18,8 @@ from ..ops.conv import channel_sums, windows
 from .base import Kernel, first_result, whole_place
 from .triton import usable
 
-MOST_TAPS = 128  # of a kernel, all unrolled
+MOST_TAPS = 128  # of a kernel, whose lines are unrolled
+MOST_ROWS = 65535  # of all samples: what a GPU can count along a launch's second axis
 
 
 class DepthwiseConvolution(Kernel):
@@ -38,6 +39,8 @@ class DepthwiseConvolution(Kernel):
         if not usable(x) or layout_of(x) == torch.contiguous_format or (place is not None and place.unread):
             return first_result(call, tiles[0], place, x.device)
         here = place or whole_place(call, x.device)
+        if x.shape[0] * max(x.shape[-2], here.out.shape[-2]) > MOST_ROWS:
+            return first_result(call, tiles[0], place, x.device)
         before = tuple(pad for pad, _ in here.pad(call)[-2:])
         rest = tuple(here.out.shape[-2:]), before, tuple(w.dilation for w in windows(call))
         found: Tensor = _Depthwise.apply(x, weight, bias[0] if bias else None, *rest)  # type: ignore[no-untyped-call]

@@ -9,7 +9,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-LONGEST = 4096  # channels: a row is held in registers
 HELD = 2048  # elements of a worker, at least a row
 WORKERS = 512  # of a backward pass: each has sums of its own
 
