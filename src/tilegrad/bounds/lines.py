@@ -10,6 +10,9 @@ Rule L4  In stream mode either what is made is cut, and a tile computes as much 
          runs ahead of all others by as much as the network looks around. Or what is read is cut, and a tile computes
          all that it can. The last one does what is left; cuts may go on behind the end, so that it is no more than
          others do.
+Rule L5  A value that one other alone reads, element by element, is made where its reader is: both have the same
+         intervals, carried or not. So such values are solved as one (`Line.folded`): a network of a hundred values has
+         a dozen of them.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ import numpy as np
 from ..errors import GridError
 from ..ir import Graph, Node
 from ..ops import find
-from ..region import EMPTY, Ends, Interval, Track, Window, cuts_of_count, made_from, read_all
+from ..region import EMPTY, POINT, Ends, Interval, Track, Window, cuts_of_count, made_from, read_all
 from .axes import Axes, call_of
 
 MODES = ("gather", "scatter", "stream")
@@ -60,6 +63,56 @@ class Line:
             for name, window in reads:
                 found[name].append((out, window))
         return found
+
+    @cached_property
+    def folded(self) -> Folded:
+        """Rule L5; sources that are read alike are one, too."""
+        readers, made = self.readers(), [out for out, _ in self.steps]
+        one = {name: name for name in self.sizes}
+        for name in reversed(made):
+            found = {(one[out], window) for out, window in readers[name]}
+            if len(found) == 1 and name not in self.sinks:
+                ((reader, window),) = found
+                if window == POINT and self.sizes[reader] == self.sizes[name]:
+                    one[name] = reader
+        reads: dict[str, dict[tuple[str, Window], None]] = {name: {} for name in made if one[name] == name}
+        alike: dict[Hashable, str] = {}
+        for name in self.sources:
+            key = self.sizes[name], frozenset((one[out], window) for out, window in readers[name])
+            one[name] = alike.setdefault(key, name)
+        for out, pairs in self.steps:
+            inside = ((one[name], window) for name, window in pairs if one[name] != one[out])
+            reads[one[out]].update(dict.fromkeys(inside))
+        short = tuple((out, tuple(pairs)) for out, pairs in reads.items())
+        sizes = {name: self.sizes[name] for name in self.sizes if one[name] == name}
+        return Folded(Line(self.axis, sizes, short, tuple(alike.values()), self.sinks), one)
+
+
+@dataclass(frozen=True)
+class Folded:
+    """A line on which values that have the same intervals are one, and which that is for each value."""
+
+    line: Line
+    one: Mapping[str, str]
+
+    def fits(self, cuts: Cuts, carried: Collection[str] | None) -> bool:
+        """Are values treated alike that are one here?"""
+        if carried is not None and any(name in carried and one not in carried for name, one in self.one.items()):
+            return False
+        return all(cuts[name] == cuts[self.one[name]] for name in cuts if self.one[name] in cuts)
+
+    def unfold(self, spans: Spans) -> Spans:
+        """The same for all values of the longer line: what is made where its reader is has no halo."""
+        apart = {*self.line.sources, *(name for name, one in self.one.items() if name == one)}
+        own = spans.own
+        tracks = [
+            {
+                name: each[one] if name in apart or one in self.line.sources else own[one]
+                for name, one in self.one.items()
+            }
+            for each in (own, spans.held, spans.share, spans.complete)
+        ]
+        return Spans(spans.mode, spans.count, *tracks)
 
 
 @dataclass(frozen=True)
@@ -118,6 +171,13 @@ def tile_line(line: Line, mode: str, cuts: Cuts, carried: Collection[str] | None
     """Solve one axis. `cuts` are given for the sinks (scatter, stream) or for the sources (gather, stream). In scatter
     and stream mode they may cover a part of each sink, from the first cut to the last: then only that part is made.
     `carried`: in stream mode the values whose halos are handed on, by default all; the others overlap."""
+    folded = line.folded
+    if mode != "gather" and folded.fits(cuts, carried):
+        return folded.unfold(_tile_line(folded.line, mode, cuts, carried))
+    return _tile_line(line, mode, cuts, carried)
+
+
+def _tile_line(line: Line, mode: str, cuts: Cuts, carried: Collection[str] | None) -> Spans:
     match mode:
         case "scatter":
             return _scatter(line, cuts)
@@ -137,13 +197,19 @@ class SolvedLines:
         self._known: dict[Hashable, tuple[Line, Spans]] = {}
 
     def __call__(self, line: Line, mode: str, cuts: Cuts, carried: Collection[str] | None = None) -> Spans:
+        folded = line.folded
+        if mode != "gather" and folded.fits(cuts, carried):
+            return folded.unfold(self._solved(folded.line, mode, cuts, carried))
+        return self._solved(line, mode, cuts, carried)
+
+    def _solved(self, line: Line, mode: str, cuts: Cuts, carried: Collection[str] | None) -> Spans:
         if id(line) not in self._lines:
             self._lines[id(line)] = line, self._shapes.setdefault(line.shape, len(self._shapes))
         kept = None if carried is None else tuple(name in carried for name in line.sizes)
         ends = tuple(tuple(cuts.get(name, ())) for name in (*line.sources, *line.starts(mode)))
         key = self._lines[id(line)][1], mode, ends, kept
         if key not in self._known:
-            self._known[key] = line, tile_line(line, mode, cuts, carried)
+            self._known[key] = line, _tile_line(line, mode, cuts, carried)
         first, found = self._known[key]
         return found if first is line else _renamed(found, dict(zip(first.sizes, line.sizes, strict=True)))
 

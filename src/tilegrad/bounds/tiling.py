@@ -10,7 +10,7 @@ from itertools import product
 from ..errors import GridError
 from ..ir import Graph, Node
 from ..ops import find
-from ..region import Box, Interval, cuts_of_count
+from ..region import Box, Interval, Track, cuts_of_count
 from .axes import Axes, call_of, label_axes
 from .lines import Cuts, Line, Spans, kinds_along, line_of, sinks_of, tile_line
 from .roles import NodePart, sort_nodes
@@ -55,12 +55,40 @@ class Tiling:
 
     def box(self, which: str, value: str, tile: Sequence[int]) -> Box:
         """The `own`, `held`, `share` or `complete` box of a value for a tile; dimensions off the axes are whole."""
-        sides = [Interval(0, n) for n in self.graph.shape(value)]
-        for axis, t in zip(self.tiled, tile, strict=True):
-            tracks: Mapping[str, Sequence[Interval]] = getattr(self.spans[axis], which)
-            if value in tracks:
-                sides[self.axes.dims[value][axis]] = tracks[value][t]
+        key = which, value
+        if key not in self._sides:
+            self._sides[key] = self._sides_of(which, value)
+        full, cut = self._sides[key]
+        sides = full.copy()
+        for at, dim, low, high in cut:
+            sides[dim] = Interval(low[tile[at]], high[tile[at]])
         return Box(sides)
+
+    @cached_property
+    def _sides(self) -> dict[tuple[str, str], tuple[list[Interval], list[tuple[int, int, list[int], list[int]]]]]:
+        return {}
+
+    def _sides_of(self, which: str, value: str) -> tuple[list[Interval], list[tuple[int, int, list[int], list[int]]]]:
+        """Of all tiles: the whole of each dimension, and along which axis it is cut, from where to where."""
+        cut = []
+        for at, axis in enumerate(self.tiled):
+            tracks: Mapping[str, Track] = getattr(self.spans[axis], which)
+            if value in tracks:
+                ends = tracks[value]
+                cut.append((at, self.axes.dims[value][axis], ends.lo.tolist(), ends.hi.tolist()))
+        return [Interval(0, n) for n in self.graph.shape(value)], cut
+
+    def hands_on(self, value: str) -> bool:
+        """Does any tile hold more of a value than it makes itself?"""
+        if value not in self._handed:
+            spans = self.spans.values()
+            pairs = [(s.own[value], s.held[value]) for s in spans if value in s.held]
+            self._handed[value] = any(own is not held and (held.lo < own.lo).any() for own, held in pairs)
+        return self._handed[value]
+
+    @cached_property
+    def _handed(self) -> dict[str, bool]:
+        return {}
 
     def computed(self, value: str) -> float:
         """Elements of `value` computed by all tiles together: a product of sums, since axes are independent."""

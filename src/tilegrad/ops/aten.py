@@ -114,8 +114,14 @@ def is_known(target: str) -> bool:
 
 def is_random(node: Node) -> bool:
     """torch itself tags the operators that draw from a generator; some only do with dropout on (attention, LSTM)."""
-    if not is_known(node.target) or torch.Tag.nondeterministic_seeded not in overload(node.target).tags:
-        return False
-    switches = {"dropout_p", "dropout", "train", "training"}
-    given = [argument.name for argument in overload(node.target)._schema.arguments if argument.name in switches]
-    return all(node.attrs.get(name) for name in given)
+    switches = _switches(node.target)
+    return switches is not None and all(node.attrs.get(name) for name in switches)
+
+
+@lru_cache(maxsize=4096)
+def _switches(target: str) -> tuple[str, ...] | None:
+    """The arguments of an operator without which it does not draw; None for one that never does."""
+    if not is_known(target) or torch.Tag.nondeterministic_seeded not in overload(target).tags:
+        return None
+    names = (argument.name for argument in overload(target)._schema.arguments)
+    return tuple(name for name in names if name in ("dropout_p", "dropout", "train", "training"))

@@ -218,7 +218,9 @@ class Op:
 
     def needs(self, call: Call, out: Box) -> tuple[Box, ...] | None:
         """The boxes of the inputs that make `out`, not clipped."""
-        rule = self.reads(call)
+        if "reads" not in call.memo:
+            call.memo["reads"] = self.reads(call)
+        rule: Reads | None = call.memo["reads"]
         if rule is None:
             return None
         return tuple(Box(r.window.reads(*(out[r.dim] if r.dim is not None else (0, 1))) for r in dims) for dims in rule)

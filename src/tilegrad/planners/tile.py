@@ -8,7 +8,6 @@ next.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -51,6 +50,8 @@ IDLE = 2  # numbers of tiles that fit and are no faster: then more are not weigh
 NEAR = 1.02  # times the least time: of such tiles the fewest are taken, with what they store near by
 SAVED = 0.005  # of a step's time: what more tiles kept would save at most, and is not looked for
 FULL = 0.015  # of a budget: so little room is not looked at
+DIALLED = 5  # numbers of tiles kept that are looked at, at most
+HALVED = 3  # the one that is half way, whatever was learned by then
 REHEARSED = 5  # at most: the first is nearly always within some percent of what was weighed
 MARGIN = 0.9  # of a budget: what few tiles should fit in, for they are weighed less well
 MISTRUST = 0.8  # of what was weighed, before anything was rehearsed: what may turn out to fit
@@ -185,19 +186,28 @@ class TileSearch:
         for sizes in [family.few[at] for family in self.families if family.few] or [{}]:
             yield self._cut_into(self.modes[0], sizes, between)
 
-    def between(self, storage: str, budget: float) -> list[Between]:
-        """What may lie between phases: as much as many tiles should leave room for, as few tiles, or half way."""
+    def between(self, storage: str, budget: float, least: Callable[[], float] = lambda: inf) -> Iterator[Between]:
+        """What may lie between phases: as much as many tiles should leave room for, as few tiles, or half way. `least`:
+        seconds of a step that is known by then; what takes longer however it is cut is not asked for."""
         if storage != Storage.DEVICE or not self.train:
-            return [USUAL] if self.floor(storage) <= budget else []
+            yield from [USUAL] if self.floor(storage) <= budget else []
+            return
         found = levels(self.graph, self.scale.stock(next(self._some_tiles(USUAL))))
         tried = sorted({min(len(found) - 1, round(GROWTH**k) - 1) for k in range(20)})
-        many = self._first_to_fit(found, tried, -1, budget)
-        few = self._first_to_fit(found, [at for at in tried if at >= many], 0, MARGIN * budget)
-        return [found[at] for at in sorted({many, (many + few) // 2, few})]
+        many = self._first_to_fit(found, tried, -1, budget, least)
+        if many is None:
+            return
+        yield found[many]
+        few = self._first_to_fit(found, [at for at in tried if at >= many], 0, MARGIN * budget, least)
+        for at in sorted({many if few is None else few, many if few is None else (many + few) // 2} - {many}):
+            if self._computed_s(found[at]) < least():
+                yield found[at]
 
-    def _first_to_fit(self, found: Sequence[Between], tried: Sequence[int], tiles: int, budget: float) -> int:
+    def _first_to_fit(
+        self, found: Sequence[Between], tried: Sequence[int], tiles: int, budget: float, least: Callable[[], float]
+    ) -> int | None:
         """Of what may lie between phases, what leaves room for tiles; where nothing does, what leaves most. The further
-        one goes, the less is stored."""
+        one goes, the less is stored, and the more is computed: None where that takes longer than is known to do."""
 
         def fits(at: int) -> bool:
             if self.scale.floor(next(self._some_tiles(found[at], tiles)), Storage.DEVICE) > budget:
@@ -205,14 +215,25 @@ class TileSearch:
             options = (self.scale.weigh_within(p, Storage.DEVICE, budget) for p in self._some_tiles(found[at], tiles))
             return any(weight.total_bytes <= budget for option in options for _, weight in option)
 
-        return tried[min(bisect_left(tried, True, key=fits), len(tried) - 1)]
+        for at in tried if budget > 0 else ():
+            if self._computed_s(found[at]) >= least():
+                return None
+            if fits(at):
+                return at
+        return tried[-1]
+
+    def _computed_s(self, between: Between) -> float:
+        """Forward and backward of all phases, in no matter how many tiles, all of them kept, if calls took no time."""
+        axes = tuple(self.families[-1].every[0]) if self.families and self.families[-1].every else ()
+        parts = self.walks.parts(axes, complete=self.modes[0] != "gather", stored=between.stored, fluid=between.fluid)
+        return self.scale.computed_s([node for part in parts for node in part.nodes])
 
     def smallest(self, storages: Sequence[str]) -> Fit | None:
         """The tiles that need least of all that are weighed."""
         if not self.axes:
             return None
         sizes = [size for family in self.families for size in (*family.few, *family.many[-1:])]
-        between = (self.between(storages[-1], 0.0) or [USUAL])[-1]
+        between = next(self.between(storages[-1], 0.0), USUAL)
         every = [o for size in sizes for mode in self.modes for o in self.weigh(mode, size, storages[-1], 0.0, between)]
         options = [option for option in every if option.tiles <= MOST_ISLANDS] or every[:1]
         best = min(options, key=lambda o: (o.weight.total_bytes, o.weight.seconds), default=None)
@@ -235,21 +256,22 @@ class TileSearch:
         best, low, high = fit, 0, len(keepable(fit.schedule)) + 1
         table = fit.table or self._table(fit.schedule)
         weight = self.scale.weigh(fit.schedule.phases, fit.schedule.storage, fit.schedule.remade)
-        middle, above = weight.keep(budget)[0], inf  # `above`: what `high` of them need
-        learned = _peak(fit) / weight.total_bytes
-        while high - low > 1 and (high - low - 1) * weight.kept_seconds > SAVED * weight.seconds:
-            if best is not fit and budget - _peak(best) < FULL * budget:
+        weighed = [(weight.total_bytes, _peak(fit))]  # and found, of `low` tiles kept and of `high`
+        for tries in range(DIALLED):
+            if (high - low - 1) * weight.kept_seconds <= SAVED * weight.seconds:
                 break
+            guess = _between(weighed, budget, flat=low == 0) if tries != HALVED else None
+            middle = (low + high) // 2 if guess is None else weight.keep(guess)[0]
             middle = min(max(middle, low + 1), high - 1)
-            schedule = keep_last(fit.schedule, middle)
-            found = Fit(schedule, table.predict(schedule, learned * weight.with_kept(middle)), table)
-            guessed = low > 0 or above < inf  # by line or by halves, in turn
-            if _peak(found) <= budget:
-                low, best = middle, found
+            schedule, about = keep_last(fit.schedule, middle), weight.with_kept(middle)
+            learned = weighed[-1][1] / weighed[-1][0]
+            found = Fit(schedule, table.predict(schedule, learned * about), table)
+            if _peak(found) > budget:
+                high, weighed = middle, [weighed[0], (about, _peak(found))]
             else:
-                high, above = middle, _peak(found)
-            share = (budget - _peak(best)) / (above - _peak(best)) if above < inf else 1.0
-            middle = low + int(share * (high - low)) if not guessed or share == 1.0 else (low + high) // 2
+                low, best, weighed = middle, found, [(about, _peak(found)), *weighed[1:]]
+                if budget - _peak(best) < FULL * budget:
+                    break
         return best
 
 
@@ -272,6 +294,19 @@ class Option:
         return sum(prod(phase.grid) for phase in self.phases)
 
 
+def _between(known: Sequence[tuple[float, int]], budget: float, *, flat: bool) -> float | None:
+    """What may be weighed so that about a budget is found, given what was found of less and perhaps of more; None where
+    that says nothing. `flat`: with less something else decides, so it does not tell how much each tile adds."""
+    (less, needed), *others = known
+    if not others:
+        return less * budget / needed
+    more, too_much = others[0]
+    if more <= less:
+        return None
+    room = (1 - FULL / 2) * budget
+    return more * room / too_much if flat else less + (more - less) * (room - needed) / (too_much - needed)
+
+
 def _peak(fit: Fit) -> int:
     return fit.prediction.total_bytes
 
@@ -282,7 +317,7 @@ def fit_tiles(search: TileSearch, budget: int, storages: Sequence[str]) -> Fit |
         return None
     check_axes(search.graph, label_axes(search.graph), search.axes)
     for patience in (IDLE, MOST_TILES):  # what should have fitted does not: then all others, too
-        options = [option for storage in storages for option in _options(search, storage, budget, patience)]
+        options = _options(search, storages, budget, patience)
         found = _fastest(search, options, budget)
         if found is not None:
             try:
@@ -307,15 +342,22 @@ def _rival(search: TileSearch, found: Fit, options: Sequence[Option], budget: in
     return fit if fit.seconds(search) < seconds else None
 
 
-def _options(search: TileSearch, storage: str, budget: int, patience: int) -> list[Option]:
-    """All tiles that are weighed."""
-    return [
-        option
-        for between in search.between(storage, budget)
-        for family in search.families
-        for option in _weighed(search, family.every, storage, budget, between, patience)
-        if option.tiles <= MOST_ISLANDS
-    ]
+def _options(search: TileSearch, storages: Sequence[str], budget: int, patience: int) -> list[Option]:
+    """All tiles that are weighed. Where values are kept far away few ways are possible, so these come first: of those
+    near by only what may be faster is looked at, unless what should fit did not."""
+    found: dict[str, list[Option]] = {storage: [] for storage in storages}
+
+    def least() -> float:
+        if patience > IDLE:
+            return inf
+        every = (option for options in found.values() for option in options)
+        return min((o.seconds(budget) for o in every if o.weight.total_bytes <= SURE * budget), default=inf)
+
+    for storage in reversed(storages):
+        for between in search.between(storage, budget, least):
+            for family in search.families:
+                found[storage] += _weighed(search, family.every, storage, budget, between, patience)
+    return [option for options in found.values() for option in options]
 
 
 def _weighed(
@@ -328,8 +370,11 @@ def _weighed(
     for sizes in family:
         if prod(sizes.values()) > largest:
             continue
-        options = [o for mode in search.modes for o in search.weigh(mode, sizes, storage, budget, between)]
-        options = [o for o in options if o.tiles <= MOST_ISLANDS]
+        options: list[Option] = []
+        for mode in search.modes:  # the second is for where the first does not fit
+            options += (o for o in search.weigh(mode, sizes, storage, budget, between) if o.tiles <= MOST_ISLANDS)
+            if any(o.weight.total_bytes <= SURE * budget for o in options):
+                break
         yield from options
         fitting = [(o.seconds(budget), o.weight.fresh_s) for o in options if o.weight.total_bytes <= budget]
         seconds = min((each for each, _ in fitting), default=inf)

@@ -14,7 +14,7 @@ class Box(tuple[Interval, ...]):
     __slots__ = ()
 
     def __new__(cls, sides: Iterable[Interval | tuple[int, int]]) -> Box:
-        return super().__new__(cls, (s if isinstance(s, Interval) else Interval(*s) for s in sides))
+        return super().__new__(cls, [s if isinstance(s, Interval) else Interval(*s) for s in sides])
 
     @classmethod
     def full(cls, shape: Iterable[int]) -> Box:

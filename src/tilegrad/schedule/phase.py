@@ -111,9 +111,11 @@ class TilePhase:
             if not own.empty:
                 answers = self._answers(tiling, node, tile, own) if gather else None
                 yield Compute(node.name, own, tiling.reads(node, own), answers)
-            join = self._join(tiling, value, tile) if tiling.mode == "stream" else None
+            join = self._join(tiling, value, tile) if tiling.mode == "stream" and tiling.hands_on(value) else None
             if join is not None:
                 yield join
+            if value not in self.stores and value not in folds:
+                continue
             share = tiling.box("complete" if gather else "share", value, tile)
             if value in self.stores and not share.empty:
                 yield Store(value, share)

@@ -214,9 +214,12 @@ def _level(walks: Walks, line: Line, cuts: dict[str, tuple[int, ...]], count: in
     Where the lag is longer than a tile, also cut what is read instead, and so many tiles more that all are alike."""
 
     def heaviest(tried: tuple[Cuts, Spans]) -> float:
-        held = tried[1].held
-        sizes = [walks.graph.type(v).bytes / line.sizes[v] * held[v].sizes for v, _ in line.steps]
-        return float(np.sum(sizes, axis=0).max())
+        rows: dict[int, float] = {}  # bytes of a row of all values that have the same track
+        tracks = {id(track): track for track in tried[1].held.values()}
+        for name, _ in line.steps:
+            track = id(tried[1].held[name])
+            rows[track] = rows.get(track, 0.0) + walks.graph.type(name).bytes / line.sizes[name]
+        return float(np.sum([size * tracks[track].sizes for track, size in rows.items()], axis=0).max())
 
     spans = walks.solved(line, "stream", cuts)
     lag = max((spans.own[v][0].hi / line.sizes[v] for v in line.sizes), default=0.0) - 1.0 / count

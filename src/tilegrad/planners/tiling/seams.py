@@ -7,7 +7,7 @@ halos would outweigh the value itself (dilated branches), it is kept whole.
 
 All tiles but those at the borders are alike, so the question is asked of one in the middle. Where a tile ends does not
 depend on what is carried; where it begins does: a carried value where the tile before ended, an overlapped one where
-its readers need it.
+its readers need it. Values that are made where their one reader is (rule L5 of `bounds/lines.py`) are one question.
 """
 
 from __future__ import annotations
@@ -48,12 +48,13 @@ class Seams:
         """The values to carry: all to begin with. From the end of the walk on, each seam is moved up to the next one
         where that costs less."""
         middle = _Middle(self, nodes)
-        for node in reversed(nodes):
-            if middle.joined(node.outputs[0]):
-                middle.move_up(node.outputs[0])
+        for name in reversed(middle.names):
+            if middle.joined(name):
+                middle.move_up(name)
         chosen = frozenset(middle.carried)
         middle.carried = set(middle.names)
-        return min((chosen, middle.bound), key=middle.seconds)
+        best = min((chosen, middle.bound), key=middle.seconds)
+        return frozenset(name for one in best for name in middle.members[one])
 
     def seconds(self, nodes: Sequence[Node], carried: Collection[str]) -> float:
         """What a tile in the middle takes, given what is carried."""
@@ -79,12 +80,15 @@ class _Middle:
 
     def __init__(self, seams: Seams, nodes: Sequence[Node]):
         self.seams, self.graph, self.machine = seams, seams.graph, seams.machine
-        makers = {node.outputs[0]: node for node in nodes}
-        self.names = list(makers)
+        lines = [line for axis, line in seams.lines.items() if len(next(iter(seams.cuts[axis].values()))) > 2]
+        one = _one(lines, [node.outputs[0] for node in nodes])
+        self.names = [name for name, last in one.items() if name == last]  # in an order in which they are made
+        self.members: dict[str, list[str]] = {name: [] for name in self.names}
+        for name, last in one.items():
+            self.members[last].append(name)
         self.place = {name: at for at, name in enumerate(self.names)}
         self.carried = set(self.names)
-        self.bound = frozenset(name for name, node in makers.items() if find(node).opaque)  # no gradient in parts
-        lines = [line for axis, line in seams.lines.items() if len(next(iter(seams.cuts[axis].values()))) > 2]
+        self.bound = frozenset(one[node.outputs[0]] for node in nodes if find(node).opaque)  # no gradient in parts
         known = seams.every or {line.axis: tile_line(line, "stream", seams.cuts[line.axis]) for line in lines}
         spans = [known[line.axis] for line in lines]
         tiles = [each.count // 2 for each in spans]
@@ -96,16 +100,24 @@ class _Middle:
             {n: int(each.share[n].lo[t]) if n in line.sinks else line.sizes[n] for n in self.names}
             for line, (each, t) in zip(lines, pairs, strict=True)
         ]
-        self.readers: list[dict[str, list[tuple[str, Window]]]] = [line.readers() for line in lines]
+        self.readers: list[dict[str, list[tuple[str, Window]]]] = []
         self.above: dict[str, set[str]] = {name: set() for name in self.names}
         for line in lines:
+            read: dict[str, dict[tuple[str, Window], None]] = {name: {} for name in self.names}
             for out, reads in line.steps:
-                self.above[out] |= {name for name, _ in reads if name in self.place}
-        dims = {n: {seams.axes.dims[n][line.axis] for line in lines} for n in self.names}
-        self.rest = {n: prod(s for d, s in enumerate(self.graph.shape(n)) if d not in dims[n]) for n in self.names}
-        calls = {name: call_of(self.graph, node) for name, node in makers.items()}
-        whole = {name: whole_seconds(call, self.machine)[0] for name, call in calls.items()}
-        self.make_s = {name: whole[name] / max(1, call.out.size) for name, call in calls.items()}  # an element
+                for name, window in reads:
+                    if name in one and one[name] != one[out]:
+                        read[one[name]][one[out], window] = None
+                        self.above[one[out]].add(one[name])
+            self.readers.append({name: list(pairs) for name, pairs in read.items()})
+        dims = {n: {seams.axes.dims[n][line.axis] for line in lines} for n in one}
+        rest = {n: prod(s for d, s in enumerate(self.graph.shape(n)) if d not in dims[n]) for n in one}
+        self.bytes = {n: self.graph.type(n).item_bytes * rest[n] for n in self.names}  # of a place along the axes
+        self.make_s = dict.fromkeys(self.names, 0.0)
+        for node in nodes:
+            name, call = node.outputs[0], call_of(self.graph, node)
+            spent = whole_seconds(call, self.machine)[0]
+            self.make_s[one[name]] += spent / max(1, call.out.size) * rest[name]
 
     def joined(self, name: str) -> bool:
         """Is a halo handed on for it?"""
@@ -159,14 +171,24 @@ class _Middle:
         begin, end = self.begin[name], self.end[name]
         held = prod(max(0, e - min(a, b)) for a, b, e in zip(need, begin, end, strict=True))
         if not carried:
-            return RUNS * self.make_s[name] * self.rest[name] * held
+            return RUNS * self.make_s[name] * held
         own = prod(max(0, e - b) for b, e in zip(begin, end, strict=True))
-        total = RUNS * self.make_s[name] * self.rest[name] * own
+        total = RUNS * self.make_s[name] * own
         if any(a < b for a, b in zip(need, begin, strict=True)):
-            bytes_ = self.graph.type(name).item_bytes * self.rest[name] * held
+            bytes_ = self.bytes[name] * held
             calls = JOINS * CALLS * 2 * len(need) * PYTHON * self.machine.launch_s
             total += PASSES * bytes_ / self.machine.bytes_per_s + calls
         return total
+
+
+def _one(lines: Sequence[Line], names: Sequence[str]) -> dict[str, str]:
+    """Of values that are made where their one reader is, along all lines, the last; of all others themselves."""
+    one = dict(zip(names, names, strict=True))
+    for name in reversed(names):
+        readers = {line.folded.one[name] for line in lines}
+        if len(readers) == 1 and (reader := readers.pop()) != name and reader in one:
+            one[name] = reader
+    return one
 
 
 def held_bytes(phases: Sequence[TilePhase]) -> float:

@@ -97,6 +97,10 @@ class PhaseClock:
             fresh,
         )
 
+    def whole_s(self, node: Node, *, back: bool) -> float:
+        once, factor, _ = self._node_seconds(node)
+        return once * (1.0 + factor) if back else once
+
     def _node_seconds(self, node: Node) -> tuple[float, float, float]:
         if node.name not in self._cost:
             call = call_of(self.graph, node)

@@ -41,7 +41,10 @@ def families(graph: Graph, allowed: Sequence[str], samples: bool) -> Iterator[Fa
         limit = round(FEW_TILES ** (1 / len(axes)))
         counts = {max(1, round(GROWTH**k)) for k in range(40)} | {limit, most}
         counts = {n for n in counts if n <= max(1, most) and (n > 1 or known)}
-        sizes = {count: -(-max(lengths.values()) // (count * unit)) * unit for count in sorted(counts)}
+        size = {-(-max(lengths.values()) // (count * unit)) * unit: count for count in sorted(counts, reverse=True)}
+        sizes = {
+            count: side for side, count in reversed(size.items())
+        }  # each once, as the fewest tiles it is asked for
         made = {n: {**known, **{axis: min(a, size) for axis, a in lengths.items()}} for n, size in sizes.items()}
         yield Family([t for n, t in made.items() if n <= limit], [t for n, t in made.items() if n > limit])
 

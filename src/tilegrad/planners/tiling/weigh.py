@@ -296,6 +296,10 @@ class Scale:
             again=once if keeps else FREE,
         )
 
+    def computed_s(self, nodes: Sequence[Node]) -> float:
+        """Forward and, in training, backward of these nodes once: no tiles that run them take less."""
+        return self.machine.elapsed(0.0, sum(self._clock.whole_s(node, back=self.train) for node in nodes))
+
     def floor(self, phases: Sequence[TilePhase], storage: str) -> float:
         """What is there between phases: no tiles of these walks need less."""
         return self.stock(phases, storage == Storage.DEVICE).floor
