@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ..ops import Call, Place
+from ..ops import RECTIFIERS, Call, Place
 from ..ops.conv import CONV, Conv, Options, conv_backward
 from ..ops.frame import framed
 from .base import CONVOLUTIONS, Kernel, first_result, op_of, whole_place
-from .in_place_activation import RECTIFIERS, is_by_result, rectify_
+from .in_place_activation import is_by_result, rectify_
 
 FROZEN = frozenset({"batch_norm"})
 

@@ -11,10 +11,8 @@ from collections.abc import Sequence
 from torch import Tensor
 from torch.nn import functional
 
-from ..ops import Call, Place
+from ..ops import RECTIFIERS, Call, Place
 from .base import CONVOLUTIONS, Kernel, first_result
-
-RECTIFIERS = frozenset({"relu", "leaky_relu", "relu6", "hardtanh"})
 
 
 class InPlaceActivation(Kernel):

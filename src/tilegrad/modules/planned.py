@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 import torch
 
@@ -25,13 +26,14 @@ from ..planners import (
     Slack,
     TileSearch,
     TrainingStep,
+    fuse_within,
     plan_keep,
     plan_step,
     tiles_too_large,
 )  # fmt: skip
 from ..planners.tiling import TileSizes
 from ..progress import Progress
-from ..schedule import Schedule, Storage, check_schedule, fuse
+from ..schedule import Schedule, Storage, check_schedule
 from ..schedule.whole import NodeIslands, whole_bytes
 from ..sim.clock import measure_time
 from ..sim.machine import Machine
@@ -207,12 +209,9 @@ def keep_what_fits(search: TileSearch, fit: Fit, slack: Slack, budget: int) -> F
 
 
 def executable(plan: Schedule, forward: Graph, graded: Sequence[str], budget: int | None) -> Schedule:
-    """A plan of whole nodes as the executor runs it: what is kept anyway in one piece, unless that needs more."""
-    found = fuse(plan, forward)
-    prediction = predict(found, graded)
-    if budget is not None and prediction.total_bytes > max(budget, plan.predicted.get("total_bytes", 0)):
-        found = fuse(plan, forward, apart=True)
-        prediction = predict(found, graded)
+    """A plan of whole nodes as the executor runs it: what runs together in one piece, as far as there is room."""
+    limit = inf if budget is None else max(budget, plan.predicted.get("total_bytes", 0))
+    found, prediction = fuse_within(plan, forward, graded, limit)
     check_schedule(found)
     return replace(found, predicted={**plan.predicted, **prediction.figures})
 

@@ -15,6 +15,8 @@ from .base import Call, Op, Place, Reads, Sample, Weighted
 from .base import pointwise as broadcast
 from .registry import op
 
+RECTIFIERS = frozenset({"relu", "leaky_relu", "relu6", "hardtanh"})  # their gradient is told from what they make
+
 
 @op(
     "pointwise", "relu6", "selu", "mish", "softplus", "softsign", "logsigmoid", "log_sigmoid", "hardshrink",

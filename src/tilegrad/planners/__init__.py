@@ -8,6 +8,7 @@ from .choose import plan_step as plan_step
 from .choose import planner_names as planner_names
 from .choose import planners as planners
 from .choose import sweep as sweep
+from .fused import fuse_within as fuse_within
 from .imported import imported_tiles as imported_tiles
 from .problem import Candidate as Candidate
 from .problem import Effort as Effort

@@ -13,9 +13,9 @@ from itertools import islice
 
 from ..bounds import lower_graph
 from ..ir import Graph, Kind, Node, Value
-from ..schedule import Free, Island, Schedule, Storage, TilePhase, fuse
-from ..sim.predict import predict
+from ..schedule import Free, Island, Schedule, Storage, TilePhase
 from ..sim.training import training_graph
+from .fused import fuse_within
 from .problem import Effort, Planner, Problem, Proposal, TrainingStep
 from .recompute import schedule_reruns
 from .tiling import Scale, UncutPhase, Walks, Weight, axis_lengths, cut_tiles, make_schedule, total_stride
@@ -121,15 +121,17 @@ def _options(problem: Problem, inner: Graph, rest: Graph) -> Iterator[_Mix]:
 
 
 def _propose(problem: Problem, mix: _Mix) -> Proposal | None:
-    assert problem.network is not None
+    network = problem.network
+    assert network is not None
     tiles = make_schedule(mix.phases[0].graph, "stream", mix.phases, Storage.DEVICE, True)
     best: Schedule | None = mix.step.keep.schedule
     if not mix.keeps:
         best = schedule_reruns(mix.step.reruns, int(problem.budget - mix.held), QUICK)
     if best is None:
         return None
-    schedule = join_schedules(tiles, fuse(best, mix.rest), problem.network)
-    prediction = predict(schedule, problem.graded)
+    schedule, prediction = fuse_within(
+        best, mix.rest, problem.graded, problem.budget, lambda rest: join_schedules(tiles, rest, network)
+    )
     if prediction.total_bytes > problem.budget:
         return None
     how = "the rest whole" if best.mode == "keep" else "the rest partly run again"

@@ -1,18 +1,19 @@
 """From a schedule over a training graph to one over its forward graph, which can be executed.
 
-The backward node of a forward node becomes the `Backward` of its island. What is kept anyway is fused: a run of nodes
-that run once, and whose backward nodes find all that they read without a gap, is one island under one autograd record.
-Nothing is fused across a value that is freed or moved in between, so that no memory is held longer than planned.
+The backward node of a forward node becomes the `Backward` of its island. What runs together is fused: nodes that run
+one after another whenever they run, and whose backward nodes find all that they read without a gap since the last time,
+are one island under one autograd record. Nothing is fused across a value that is freed or moved in between, so that no
+memory is held longer than planned; but a rectifier, which kernels make where its input lies, needs none itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..bounds import call_of
 from ..ir import Graph, Node, Phase
-from ..ops import find
+from ..ops import RECTIFIERS, find
 from ..region import Box
 from .island import Island
 from .phase import with_frees
@@ -21,9 +22,9 @@ from .steps import Backward, Compute, Free, IslandStep, Move, Run, ScheduleStep,
 from .whole import DEVICE, roots_of
 
 
-def fuse(plan: Schedule, forward: Graph, *, apart: bool = False) -> Schedule:
-    """`forward`: the graph that was differentiated. `apart`: every node stays an island by itself."""
-    return _Fuse(plan, forward, apart).schedule()
+def fuse(plan: Schedule, forward: Graph, *, alone: Collection[str] = (), apart: bool = False) -> Schedule:
+    """`forward`: the graph that was differentiated. `alone`: nodes that stay islands by themselves; `apart`: all do."""
+    return _Fuse(plan, forward, forward.node if apart else alone).schedule()
 
 
 @dataclass
@@ -36,7 +37,7 @@ class _Node:
 
 
 class _Fuse:
-    def __init__(self, plan: Schedule, forward: Graph, apart: bool):
+    def __init__(self, plan: Schedule, forward: Graph, alone: Collection[str]):
         self.plan, self.training, self.roots = plan, plan.graph, roots_of(plan.graph)
         known = self.training.value
         values = tuple(replace(v, alias=known[v.name].alias) if v.name in known else v for v in forward.values)
@@ -44,8 +45,12 @@ class _Fuse:
         self.where = self._find()
         self.steps = plan.steps
         self.aliases: dict[str, str] = {}  # memory of gradients that is away, and what we call it
+        self.gradients: dict[str, list[str]] = {}  # by their memory: of which values
+        for name, root in self.roots.root.items():
+            if (of := _of_gradient(name)) in self.graph.value:
+                self.gradients.setdefault(root, []).append(of)
         self.refers = {name: self._refers(self.graph.node[name]) for name in self.where}
-        self.groups = [[name] for name in self.where] if apart else self._groups()
+        self.groups = self._groups(alone)
         self.group = {name: at for at, group in enumerate(self.groups) for name in group}
         self.islands = {island.name: island for island in map(self._island, self.groups)}
         self.name = {name: _name(group) for group in self.groups for name in group}
@@ -75,10 +80,10 @@ class _Fuse:
 
     # -- which nodes are one island ------------------------------------------------------------------------------------
 
-    def _groups(self) -> list[list[str]]:
+    def _groups(self, alone: Collection[str]) -> list[list[str]]:
         gone = self._gone()
         order = [n.name for n in self.graph.nodes]
-        steady = {name: self._steady(name, gone) for name in order}
+        steady = {name: name not in alone and self._steady(name, gone) for name in order}
         found: list[list[str]] = []
         for name in order:
             group = found[-1] if found else []
@@ -97,26 +102,37 @@ class _Fuse:
         return found
 
     def _steady(self, name: str, gone: Mapping[str, Sequence[int]]) -> bool:
-        """It runs once, and what its backward reads stays there in between."""
+        """What its backward reads stays there from the last time it runs."""
         node = self.where[name]
-        if len(node.runs) != 1:
-            return False
         if node.back is None:
             return True
-        roots = {self.roots.root[v] for v in self.refers[name]} | {f"{name}.saved"}
-        return not any(node.runs[0] < at < node.back for root in roots for at in gone.get(root, ()))
+        roots, last = {self.roots.root[v] for v in self.refers[name]} | {f"{name}.saved"}, node.runs[-1]
+        return last < node.back and not any(last < at < node.back for root in roots for at in gone.get(root, ()))
 
     def _follows(self, group: Sequence[str], name: str) -> bool:
-        """Is nothing in between, neither forward nor backward, but frees of what the group itself made?"""
+        """Is nothing in between, neither forward nor backward, whenever they run, but frees of what the group itself
+        made, or of anything where nothing is made?"""
         made = {root for member in group for root in self.roots.writes(member)}
-        between = self.steps[self.where[group[-1]].runs[0] + 1 : self.where[name].runs[0]]
-        if not all(isinstance(step, Free) and step.value in made for step in between):
+        before, runs = self.where[group[-1]].runs, self.where[name].runs
+        if len(before) != len(runs):
             return False
+        light = self._is_light(group[-1], name)
+        for first, then in zip(before, runs, strict=True):
+            between = self.steps[first + 1 : then]
+            if first > then or not all(isinstance(s, Free) and (light or s.value in made) for s in between):
+                return False
         backs = [at for member in group if (at := self.where[member].back) is not None]
         back = self.where[name].back
         if back is None or not backs:
             return True
         return back < min(backs) and all(isinstance(step, Free) for step in self.steps[back + 1 : min(backs)])
+
+    def _is_light(self, before: str, name: str) -> bool:
+        """Is it made where a convolution's or a norm's result lies, which nobody else wants?"""
+        node, maker = self.graph.node[name], self.graph.node[before]
+        source = maker.outputs[0]
+        alone = node.reads == (source,) and len(self.graph.consumers[source]) == 1 and source not in self.graph.outputs
+        return alone and node.op in RECTIFIERS and (find(maker).dense or maker.op == "batch_norm")
 
     def _island(self, group: Sequence[str]) -> Island:
         nodes = [self.graph.node[name] for name in group]
@@ -142,7 +158,7 @@ class _Fuse:
         steps: list[ScheduleStep] = []
         turned = False
         moved: set[str] = set()
-        for at, step in enumerate(self.steps):
+        for at, step in self._behind_islands():
             backward = isinstance(step, Run) and self.training.node[step.island].phase is not Phase.FORWARD
             if backward and not turned:
                 steps.append(Turn())
@@ -165,6 +181,22 @@ class _Fuse:
         )
         return replace(found, steps=tuple(self._useful(found)))
 
+    def _behind_islands(self) -> Iterator[tuple[int, ScheduleStep]]:
+        """The plan's steps and their places; what is freed between nodes of an island comes behind it."""
+        inside, late = False, list[tuple[int, ScheduleStep]]()
+        for at, step in enumerate(self.steps):
+            if inside and isinstance(step, Free):
+                late.append((at, step))
+                continue
+            yield at, step
+            inside = isinstance(step, Run) and step.island in self.where and self._last_of(step.island) != step.island
+            if not inside:
+                yield from late
+                late.clear()
+
+    def _last_of(self, name: str) -> str:
+        return self.groups[self.group[name]][-1]
+
     def _useful(self, schedule: Schedule) -> Iterator[ScheduleStep]:
         """Without the frees of what is not there: inside an island, or made again for nothing."""
         there: set[str] = set()
@@ -184,7 +216,8 @@ class _Fuse:
             group = self.groups[self.group[name]]
             if len(group) == 1:
                 return [Run(name, keep=self.where[name].kept == at)]
-            keep = any(self.where[member].back is not None for member in group)
+            last = at == self.where[name].runs[-1]
+            keep = last and any(self.where[member].back is not None for member in group)
             return [Run(self.name[name], keep=keep)] if name == group[-1] else []
         of = str(self.training.node[name].attrs.get("of", ""))
         if of not in self.where:
@@ -198,9 +231,8 @@ class _Fuse:
             return value
         if value in self.aliases:  # as it was called when it went away
             return self.aliases[value]
-        for name in self.training.value:
-            head = _of_gradient(name)
-            if head in self.graph.value and self.roots.root[name] == value and self._waits(head, at):
+        for head in self.gradients.get(value, ()):
+            if self._waits(head, at):
                 self.aliases[value] = f"{head}.grad"
                 return f"{head}.grad"
         return None

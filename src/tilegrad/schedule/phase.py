@@ -5,8 +5,8 @@ Between two phases lies what must be whole before anybody goes on: statistics, w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
 
@@ -15,7 +15,7 @@ from ..ir import Graph, Node
 from ..ops import find
 from ..region import Box
 from .island import Handed, Island, touched
-from .steps import Compute, Fold, Free, Halo, IslandStep, Join, Load, Store
+from .steps import Backward, Compute, Fold, Free, Halo, IslandStep, Join, Load, Run, ScheduleStep, Store
 
 Tile = tuple[int, ...]
 
@@ -70,6 +70,25 @@ class TilePhase:
             found = f"{self.number}:{','.join(map(str, tile))}{other}" if self.tiled else str(self.number)
             self._names[tile, backward] = found
         return found
+
+    def runs(self, keep: Collection[str] = ()) -> list[ScheduleStep]:
+        """All its islands in turn; `keep`: those whose records stay."""
+        if not keep:
+            return [*self._runs]
+        return [Run(step.island, keep=True) if step.island in keep else step for step in self._runs]
+
+    def backwards(self, keep: Collection[str] = ()) -> list[ScheduleStep]:
+        """All their backwards in turn; those who have no record run once more before."""
+        return [step for name, steps in self._backwards for step in (steps[1:] if name in keep else steps)]
+
+    @cached_property
+    def _runs(self) -> list[Run]:
+        return [Run(self.name(tile)) for tile in self.tiles()]
+
+    @cached_property
+    def _backwards(self) -> list[tuple[str, tuple[ScheduleStep, ...]]]:
+        names = [self.name(tile, backward=True) for tile in self.tiles(backward=True)]
+        return [(name, (Run(name, keep=True), Backward(name))) for name in names]
 
     def island(self, tile: Tile, *, backward: bool = False) -> Island:
         """What the tile does; made once and kept."""
@@ -201,7 +220,8 @@ class TileIsland(Island):
             return super().writes
         which = "complete" if self._tiling.mode == "gather" else "share"
         graph, box = self._phase.graph, self._tiling.box
-        return tuple(replace(s, box=box(which, touched(graph, s)[0], self._tile)) for s in self.kind.writes)
+        boxes = [(step, box(which, touched(graph, step)[0], self._tile)) for step in self.kind.writes]
+        return tuple(Store(s.value, box) if isinstance(s, Store) else Fold(s.node, box) for s, box in boxes)
 
     @cached_property
     def receives(self) -> tuple[Handed, ...]:

@@ -263,7 +263,7 @@ def phase_steps(
     once more. What is stored goes after the last phase that reads it, and is made again if `again` says so."""
     groups: list[Group] = []
     for phase in phases:
-        steps = [*run_steps(phase, keep if train else frozenset()), *(Finish(fold.name) for fold in phase.folds)]
+        steps = [*phase.runs(keep if train else ()), *(Finish(fold.name) for fold in phase.folds)]
         groups.append((steps, forward_uses(phase)))
     groups.append(([Turn()], {*graph.outputs, *(new for _, new in graph.updates)}))
     uses = [(read_uses(phase), backward_uses(phase, keep)) for phase in phases]
@@ -272,9 +272,9 @@ def phase_steps(
     for at, bits in order(again) if train else ():
         if bits:
             made = remade[len(groups)] = frozenset(order.names[place] for place in places(bits))
-            groups.append((run_steps(phases[at], frozenset()), uses[at][0] | made))
+            groups.append((phases[at].runs(), uses[at][0] | made))
         else:
-            groups.append((backward_steps(phases[at], keep), uses[at][1]))
+            groups.append((phases[at].backwards(keep), uses[at][1]))
     return with_frees(graph, phases, groups, remade)
 
 
@@ -349,10 +349,6 @@ def places(bits: int) -> Iterator[int]:
         bits ^= lowest
 
 
-def run_steps(phase: TilePhase, keep: frozenset[str]) -> list[ScheduleStep]:
-    return [Run(name := phase.name(tile), keep=name in keep) for tile in phase.tiles()]
-
-
 def forward_uses(phase: TilePhase) -> set[str]:
     return read_uses(phase) | set(phase.made)
 
@@ -366,11 +362,3 @@ def backward_uses(phase: TilePhase, keep: frozenset[str]) -> set[str]:
     again = any(phase.name(tile, backward=True) not in keep for tile in phase.tiles(backward=True))
     folded = {fold.reads[0] for fold in phase.folds}
     return {*phase.boxed, *phase.whole, *folded} if again else folded & set(phase.stores)
-
-
-def backward_steps(phase: TilePhase, keep: frozenset[str]) -> list[ScheduleStep]:
-    found: list[ScheduleStep] = []
-    for tile in phase.tiles(backward=True):
-        name = phase.name(tile, backward=True)
-        found += [Backward(name)] if name in keep else [Run(name, keep=True), Backward(name)]
-    return found

@@ -1,4 +1,5 @@
-"""Lines that differ in names alone are solved once, and each has what solving it by itself gives."""
+"""Lines that differ in names alone are solved once, and each has what solving it by itself gives; so have values that
+are made where their one reader is (rule L5)."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import pytest
 import torch
 
 from tilegrad.bounds import SolvedLines, lower_graph, tile_line
+from tilegrad.bounds.lines import _tile_line
 from tilegrad.importers import export_module
 from tilegrad.models import NETWORKS, example_shape
 from tilegrad.planners.tiling import UncutPhase, Walks
@@ -22,6 +24,10 @@ def test_lines_of_one_shape(name: str, mode: str) -> None:
     for line in lines:
         cuts = {value: cuts_of_count(line.sizes[value], 3) for value in line.starts(mode)}
         some = [value for at, value in enumerate(line.sizes) if at % 2]
-        for carried in (None, some) if mode == "stream" else (None,):
+        ones = [value for value, one in line.folded.one.items() if list(line.sizes).index(one) % 2]
+        for carried in (None, some, ones) if mode == "stream" else (None,):
             assert solved(line, mode, cuts, carried) == tile_line(line, mode, cuts, carried)
+            assert tile_line(line, mode, cuts, carried) == _tile_line(line, mode, cuts, carried)
+        assert mode == "gather" or line.folded.fits(cuts, ones)
     assert len({line.shape for line in lines}) < len(lines)
+    assert any(len(line.folded.line.sizes) < len(line.sizes) for line in lines)

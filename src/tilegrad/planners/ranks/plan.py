@@ -24,7 +24,7 @@ from ...ir import Build, Graph, Kind, Node
 from ...ops import Reduction, find
 from ...region import Box, Interval
 from ...schedule import Exchange, Finish, Islands, Schedule, ScheduleStep, Seat, Strip, Sum, TilePhase, Turn
-from ...schedule.schedule import backward_steps, backward_uses, forward_uses, run_steps, with_frees
+from ...schedule.schedule import backward_uses, forward_uses, with_frees
 from ..tiling import leading_to, whole_phase, works_cheaply
 
 Key = tuple[int, tuple[str, ...]]  # a phase: its number and the axes of its walk
@@ -220,14 +220,14 @@ class MeshPlan:
         """The steps of every phase, forward and back, with what ranks tell each other before and after."""
         for walk, phase in zip(self.walks, phases, strict=True):
             steps: list[ScheduleStep] = [*self._exchange(walk, coords)]
-            steps += run_steps(phase, keep if needs else frozenset())
+            steps += phase.runs(keep if needs else ())
             yield steps + [self._finish(fold, coords) for fold in walk.folds], forward_uses(phase)
         yield [Turn()], {*self.graph.outputs, *(new for _, new in self.graph.updates)}
         summed = set[str]()
         for walk, phase in zip(reversed(self.walks), reversed(phases), strict=True) if needs else ():
             folds = [fold for fold in walk.folds if fold.outputs[0] in needs]
             steps = [Sum(fold.outputs[0], self.placement.folds[fold.name]) for fold in folds]
-            steps += backward_steps(phase, keep)
+            steps += phase.backwards(keep)
             steps += self._exchange(walk, coords, needs)
             mine = self._first_read(walk, needs)
             summed.update(mine)
