@@ -57,6 +57,9 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "depthwise dilated": (lambda: nn.Sequential(depthwise(8, 3, padding=2, dilation=2), nn.ReLU()), (31, 29)),
     "depthwise oblong": (lambda: nn.Sequential(depthwise(8, (1, 9), padding=(0, 4)), depthwise(8, (5, 2))), (21, 44)),
     "pixels": (lambda: nn.Sequential(Pixels(8), Pixels(8)), (40, 33)),
+    "pools": (lambda: nn.Sequential(nn.Conv2d(8, 16, 3), nn.ReLU(), nn.MaxPool2d(3, 2, 1), nn.MaxPool2d(2)), (62, 50)),
+    "few classes": (lambda: nn.Sequential(nn.Conv2d(8, 16, 3), nn.ReLU(), nn.Conv2d(16, 3, 1, bias=False)), (40, 48)),
+    "few, biased": (lambda: nn.Sequential(nn.Conv2d(8, 40, 1), nn.GELU(), nn.Conv2d(40, 2, 1)), (37, 50)),
     "alone": (lambda: nn.Sequential(nn.Conv2d(8, 16, 3, padding=1), nn.GELU(), nn.Conv2d(16, 8, 3)), (64, 48)),
 }
 
@@ -107,6 +110,26 @@ def test_frozen_norms_are_as_accurate_as_plain(dtype: torch.dtype) -> None:
 def test_sums_of_channels_that_lie_together() -> None:
     grad = torch.randint(-4, 5, (2, 6, 33, 17), device="cuda").double().to(memory_format=torch.channels_last)
     assert torch.equal(channel_sums(grad), grad.sum((0, 2, 3)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("window", [(2, 2), (3, 2, 1), (3, 1, 1), (2, 3), (3, 2, 1, 2), (5, 2, 2)])
+def test_pools_are_torchs(window: tuple[int, ...], layout: torch.memory_format, dtype: torch.dtype) -> None:
+    """Of whole numbers, of which several of a window are the largest, and some are none."""
+    image = torch.randint(-3, 4, (2, 12, 61, 50), device="cuda").to(dtype).contiguous(memory_format=layout)
+    image[0, 0, 3:6, 4:7], image[1, 1, 20:29, 5:40] = torch.nan, -torch.inf
+    net = nn.MaxPool2d(*window)
+    runs = [net, *(tilegrad.tile(net, cuda_graphs=False, **how) for how in ({"tile": {"h": 16}}, {"planner": "keep"}))]
+    found = []
+    for run in runs:
+        x = image.clone().requires_grad_()
+        out = run(x)
+        out.backward((torch.arange(out.numel(), device="cuda").remainder(7) - 3).to(dtype).view_as(out))
+        found.append((out.detach(), x.grad))
+    for ours in found[1:]:
+        for one, other in zip(ours, found[0], strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..bounds import call_of, needed_gradients, reached_by
-from ..kernels import Fused, kernels, with_kernels
+from ..kernels import Fused, Kernel, kernels, with_kernels
 from ..ops import Call, Op, Reduction, find
 from ..region import Box
 from ..schedule import (
@@ -86,8 +86,7 @@ class Executor:
     def program(self, island: Island) -> tuple[ProgramStep, ...]:
         """An island's steps, made once: several nodes are one step where there is a kernel for them."""
         if island.name not in self._programs:
-            offered = [kernel for kernel in kernels() if not (kernel.holes and is_tight())]
-            fused = with_kernels(island, self.graph, self.calls, self.device, offered)
+            fused = with_kernels(island, self.graph, self.calls, self.device, offered())
             steps = [
                 prepared(self, step) if isinstance(step, Compute | Fused | Join) else step
                 for step in _in_stretches(self._with_whole(island, fused))
@@ -182,6 +181,11 @@ class Executor:
         op = self.ops[node]
         assert isinstance(op, Reduction)
         return op
+
+
+def offered() -> list[Kernel]:
+    """Kernels that this process may use."""
+    return [kernel for kernel in kernels() if not (kernel.holes and is_tight())]
 
 
 def _in_stretches(steps: Iterable[AnyStep]) -> Iterator[IslandStep | Fused | WholeNode | Stretch]:

@@ -31,6 +31,15 @@ def kernels() -> tuple[Kernel, ...]:
     return tuple(sorted(found, key=lambda kernel: (-len(kernel.chain), len(kernel.devices))))
 
 
+def kernel_for(call: Call, device: str, offered: Sequence[Kernel]) -> Kernel | None:
+    """The one that runs a node by itself, if there is any."""
+    for kernel in offered:
+        known = len(kernel.chain) == 1 and call.node.op in kernel.chain[0] and call.out.dtype in kernel.dtypes
+        if known and device in kernel.devices and kernel.accepts((call,)):
+            return kernel
+    return None
+
+
 def with_kernels(
     island: Island, graph: Graph, calls: Mapping[str, Call], device: str, offered: Sequence[Kernel] | None = None
 ) -> tuple[IslandStep | Fused, ...]:

@@ -18,6 +18,8 @@ from ..ops.frame import framed
 from .base import Kernel, first_result, op_of, whole_place
 from .in_place_activation import rectify_
 
+MOST = 2**31  # elements: from here on it takes a kernel a hundred times as slow, where torch's own has a way around
+
 
 class CudnnConvolution(Kernel):
     chain = (frozenset({"conv2d", "conv3d"}), frozenset({"relu"}))
@@ -29,7 +31,9 @@ class CudnnConvolution(Kernel):
 
     def run(self, calls: Sequence[Call], tiles: Sequence[Sequence[Tensor]], place: Place | None) -> Tensor:
         x, weight, *bias = tiles[0]
-        if not (x.is_cuda and torch.backends.cudnn.enabled and x.numel()):
+        made = calls[0].out.size if place is None else place.out.volume
+        able = x.is_cuda and torch.backends.cudnn.enabled and 0 < x.numel() < MOST and made < MOST
+        if not able:
             return rectify_(calls[1], first_result(calls[0], tiles[0], place, x.device))
         op = op_of(calls[0])
         assert isinstance(op, Conv)

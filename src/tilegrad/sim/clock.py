@@ -229,11 +229,12 @@ def laid_seconds(call: Call, machine: Machine) -> float:
 
 
 def whole_seconds(call: Call, machine: Machine) -> tuple[float, float]:
-    """All of a node's output, without the call; and how much longer backward takes. A part takes its share."""
+    """All of a node's output, without the call; and how much longer backward takes. A part takes its share. What a CPU
+    looks at one by one it looks at in backward, if at all (`kernels/comparing_pool.py`)."""
     op = find(call.node)
     moved = sum(t.bytes for t in (*call.inputs, *call.outputs))
     flops = op.flops(call) * call.out.size if op.dense else 0.0
     cost = Cost(flops, moved, call.out.dtype, op.reach, op.rate(call) if flops else 1.0)
     swift, serial = cost.seconds(machine) - machine.launch_s, machine.extra_s(0.0, serial_elements(call))
     factor = DENSE if op.dense else OTHER
-    return swift + serial, factor * swift / (swift + serial) if serial else factor
+    return swift, factor + serial / swift if serial else factor

@@ -80,7 +80,8 @@ def test_islands_refer_to_what_the_plan_has_for_backward() -> None:
     schedule = kept(lambda x: F.max_pool2d(x.sigmoid(), 2).square(), torch.randn(1, 2, 6, 6))
     refers = {name: set(island.refers or ()) for name, island in schedule.islands.items()}
     # an input is there throughout
-    assert refers == {"sigmoid": {"inputs_0", "sigmoid"}, "max_pool2d": {"sigmoid"}, "square": {"max_pool2d"}}
+    pooled = {"sigmoid", "max_pool2d"}
+    assert refers == {"sigmoid": {"inputs_0", "sigmoid"}, "max_pool2d": pooled, "square": {"max_pool2d"}}
 
 
 def test_what_the_plan_does_not_keep_is_the_records_own() -> None:
@@ -117,9 +118,9 @@ def test_lookups_end_with_backward(fails: bool) -> None:
 
 @pytest.mark.parametrize("move", [False, True])
 def test_what_is_the_records_own_goes_and_comes_back(move: bool) -> None:
-    """The places of the largest, which are no value's."""
-    x = torch.randn(1, 2, 6, 6)
-    run, out = begun(kept(lambda t: F.max_pool2d(t, 2), x), x)
+    """The places of the largest, which are no value's; of a plane they would be forgotten."""
+    x = torch.randn(1, 2, 6, 6, 4)
+    run, out = begun(kept(lambda t: F.max_pool3d(t, 2), x), x)
     (record,) = run.records.values()
     (places,) = record.own().values()
     assert places.dtype is torch.int64

@@ -51,7 +51,7 @@ def used(net: nn.Module, image: Tensor, tile: int) -> list[Fused]:
 def test_they_are_found() -> None:
     names = [type(kernel).__name__ for kernel in kernels()]
     pairs = ["FoldedNormActivation", "CudnnConvolution", "InPlaceActivation", "FoldedNorm"]
-    alone = {"DepthwiseConvolution", "PixelNorm", "BiasedLinear", "ScaledChannels", "SeparablePool"}
+    alone = {"DepthwiseConvolution", "PixelNorm", "BiasedLinear", "ScaledChannels", "ComparingPool"}
     assert names[:4] == pairs and set(names[4:]) == alone
 
 

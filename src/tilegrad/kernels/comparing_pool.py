@@ -1,0 +1,206 @@
+"""A max pool that does not remember where the largest elements were: backward compares what was read with the result.
+
+torch keeps a place of eight bytes for every output. What a pool reads and makes is there for backward anyway, for the
+rectifier before it and the convolution behind it. And without places forward is faster. On a CPU the largest of two
+rows is found for many columns at once, and what is left of a window is a row; torch looks at one element after another,
+1 to 5 ns each. The image is taken in pieces that stay in the cache. On a GPU it waits for memory alone. Where a process
+shall be no larger than what is alive in it (`execution/heap.py`) torch's own is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from ..ops import Call, Place
+from ..ops.channels import layout_of
+from ..ops.pool import windows
+from ..region import Slide
+from .base import Kernel, first_result, op_of, whole_place
+from .triton import usable
+
+PIECE = 2**18  # elements
+MOST_TAPS = 255  # of a window
+MOST_ROWS = 65535  # of an image, of all channels of all samples: what a GPU can count along a launch's other axes
+
+
+class ComparingPool(Kernel):
+    chain = (frozenset({"max_pool1d", "max_pool2d"}),)
+    holes = True
+
+    def run(self, calls: Sequence[Call], tiles: Sequence[Sequence[Tensor]], place: Place | None) -> Tensor:
+        x = tiles[0][0]
+        how = _How.of(calls[0], x, place or whole_place(calls[0], x.device))
+        if how is None or not x.numel() or torch.compiler.is_compiling():
+            return first_result(calls[0], tiles[0], place, x.device)
+        found: Tensor = _Pool.apply(x, how) if torch.is_grad_enabled() else how.largest(x)  # type: ignore[no-untyped-call]
+        return found
+
+
+class _Pool(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, how: _How) -> Tensor:
+        found = how.largest(x)
+        ctx.how = how
+        ctx.save_for_backward(x, found)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.how.gradient(grad, *ctx.saved_tensors), None
+
+
+@dataclass(frozen=True)
+class _Taps:
+    """Along one dimension: where each element of the windows lies, and of which outputs; the rest is padding."""
+
+    slide: Slide
+    before: int
+    size: int
+    count: int
+    each: tuple[tuple[slice, slice], ...]
+
+    @classmethod
+    def of(cls, slide: Slide, before: int, size: int, count: int) -> _Taps:
+        found = []
+        for tap in range(slide.kernel):
+            shift = tap * slide.dilation - before
+            low, high = max(0, -(shift // slide.stride)), min(count, (size - 1 - shift) // slide.stride + 1)
+            if high > low:
+                first = low * slide.stride + shift
+                read = slice(first, first + (high - low - 1) * slide.stride + 1, slide.stride)
+                found.append((read, slice(low, high)))
+        return cls(slide, before, size, count, tuple(found))
+
+    @property
+    def widest(self) -> list[tuple[slice, slice]]:
+        """The first is one that all outputs have, if there is any."""
+        return sorted(self.each, key=lambda tap: tap[1].start - tap[1].stop)
+
+    @property
+    def overlap(self) -> bool:
+        return (self.slide.kernel - 1) * self.slide.dilation >= self.slide.stride
+
+    @property
+    def exact(self) -> bool:
+        """Is every element in one window?"""
+        return not self.overlap and sum(len(range(*read.indices(self.size))) for read, _ in self.each) == self.size
+
+
+@dataclass(frozen=True)
+class _How:
+    """What is made of which part of an image."""
+
+    call: Call
+    place: Place
+    taps: tuple[_Taps, ...]
+
+    @classmethod
+    def of(cls, call: Call, x: Tensor, place: Place) -> _How | None:
+        """None where some output has no element that all have along a dimension, the first to be looked at."""
+        axes = 2 if call.node.op == "max_pool2d" else 1
+        befores = [before for before, _ in place.pad(call)[-axes:]]
+        sides = zip(windows(call, axes), befores, x.shape[-axes:], place.out.shape[-axes:], strict=True)
+        taps = tuple(_Taps.of(*side) for side in sides)
+        able = all(t.each and t.widest[0][1] == slice(0, t.count) for t in taps)
+        return cls(call, place, taps) if able else None
+
+    def largest(self, x: Tensor) -> Tensor:
+        if x.is_meta:
+            return self._without_data(x)
+        if self._by_triton(x):
+            from .triton.max_pool import largest
+
+            return largest(x, self.taps)
+        if not self._in_pieces(x):
+            with torch.no_grad():
+                return op_of(self.call).run(self.call, (x,), self.place)
+        axes, out = len(self.taps), self.place.out.shape
+        found = x.new_empty(out)
+        planes, images = x.reshape(-1, *x.shape[-axes:]), found.view(-1, *out[-axes:])
+        many = _at_once(planes)
+        for some, made in zip(torch.split(planes, many), torch.split(images, many), strict=True):
+            for dim, each in enumerate(self.taps[:-1]):
+                some = _largest(some, 1 + dim, each, None)
+            _largest(some, axes, self.taps[-1], made)
+        return found
+
+    def _without_data(self, x: Tensor) -> Tensor:
+        """What is made, and for a moment what lies between rows and columns of a piece."""
+        found, planes = x.new_empty(self.place.out.shape), x.flatten(0, -1 - len(self.taps))
+        if len(self.taps) > 1:
+            x.new_empty((min(len(planes), _at_once(planes)), self.taps[0].count, self.taps[1].size))
+        return found
+
+    def gradient(self, grad: Tensor, x: Tensor, found: Tensor) -> Tensor:
+        if self._by_triton(x):
+            from .triton.max_pool import gradient
+
+            return gradient(grad, x, self.taps)
+        if x.is_meta or self._in_pieces(x):
+            return self._compared(grad, x, found)
+        with torch.enable_grad():
+            again = x.detach().requires_grad_()
+            made = op_of(self.call).run(self.call, (again,), self.place)
+        return torch.autograd.grad(made, again, grad)[0]
+
+    def _by_triton(self, x: Tensor) -> bool:
+        if not usable(x) or x.dim() != 4 or len(self.taps) != 2 or x.dtype == torch.float64:
+            return False
+        few = self.taps[0].slide.kernel * self.taps[1].slide.kernel <= MOST_TAPS
+        return few and max(x.shape[0] * x.shape[1], self.taps[0].size, self.taps[0].count) <= MOST_ROWS
+
+    @staticmethod
+    def _in_pieces(x: Tensor) -> bool:
+        """Channels that lie together are compared by torch's own as fast."""
+        return x.device.type == "cpu" and layout_of(x) == torch.contiguous_format
+
+    def _compared(self, grad: Tensor, x: Tensor, found: Tensor) -> Tensor:
+        """The gradient of a window is its first element's that is as large as the largest; of one that has no numbers,
+        the last one's."""
+        wrong = torch.empty_like(found, dtype=torch.bool) if x.is_meta else found.isnan()
+        any_wrong = not x.is_meta and bool(wrong.any())
+        whole = all(t.exact for t in self.taps)
+        of_x, zero = torch.empty_like(x) if whole else torch.zeros_like(x), grad.new_zeros(())
+        left = torch.ones(found.shape, dtype=torch.bool, device=x.device) if not any_wrong else ~wrong
+        overlap = any(t.overlap for t in self.taps)
+        every = [*product(*(t.each for t in self.taps))]
+        for tap in every:
+            read, made = ((..., *each) for each in zip(*tap, strict=True))
+            hit = x[read].eq(found[made]).logical_and_(left[made])
+            if overlap:
+                of_x[read].add_(torch.where(hit, grad[made], zero))
+            else:
+                torch.where(hit, grad[made], zero, out=of_x[read])
+            left[made].logical_xor_(hit)
+        for tap in reversed(every) if any_wrong else ():
+            read, made = ((..., *each) for each in zip(*tap, strict=True))
+            hit = x[read].isnan().logical_and_(wrong[made])
+            of_x[read].add_(torch.where(hit, grad[made], zero))
+            wrong[made].logical_xor_(hit)
+        return of_x
+
+
+def _at_once(planes: Tensor) -> int:
+    return max(1, PIECE // planes.shape[1:].numel())
+
+
+def _largest(x: Tensor, dim: int, taps: _Taps, out: Tensor | None) -> Tensor:
+    def part(of: Tensor, which: slice) -> Tensor:
+        return of[(slice(None),) * dim + (which,)]
+
+    (first, every), *rest = taps.widest
+    if rest and rest[0][1] == every:
+        found = torch.maximum(part(x, first), part(x, rest.pop(0)[0]), out=out)
+    else:
+        found = part(x, first).clone() if out is None else out.copy_(part(x, first))
+    for read, compared in rest:
+        target = part(found, compared)
+        torch.maximum(target, part(x, read), out=target)
+    return found
