@@ -150,11 +150,11 @@ def gradients(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """As torch has them, but for a bias, and for few channels, on a GPU. `how`: what torch calls stride, padding and so
     on, transposed too."""
-    together = grad.is_cuda and layout_of(grad) != torch.contiguous_format
-    apart = needs[2] and together
+    apart = needs[2] and grad.is_cuda and layout_of(grad) != torch.contiguous_format
     mask = [*needs[:2], needs[2] and not apart]
     sums = channel_sums(grad) if apart else None  # first: its kernel works in a quarter of the gradient's memory
-    few = mask[0] and together and has_few(weight) and not how[3] and how[5] == 1
+    few = mask[0] and grad.is_cuda and has_few(weight) and not how[3] and how[5] == 1
+    few = few and layout_of(x) != torch.contiguous_format  # whatever a loss made of its gradient
     filled = _of_few(grad, x, weight, how) if few else None
     mask[0] = mask[0] and not few
     found = torch.ops.aten.convolution_backward(grad, x, weight, bias, *how, mask) if any(mask) else (None,) * 3
