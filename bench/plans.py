@@ -20,8 +20,7 @@ from tilegrad.importers import export_module
 from tilegrad.modules import planned, runner, tiled
 from tilegrad.modules.options import Options
 from tilegrad.planners import Effort, Fit, Planning, Problem, TileSearch, TrainingStep, candidates, planners
-from tilegrad.planners.tile import Option
-from tilegrad.planners.tiling import axis_lengths, keep_last, keepable, total_stride
+from tilegrad.planners.tiling import Option, axis_lengths, keep_last, keepable, total_stride
 from tilegrad.schedule import Schedule
 from tilegrad.schedule.whole import NodeIslands
 from tilegrad.sim.clock import measure_time

@@ -21,6 +21,7 @@ GROUND = {
     "errors",
     "units",
     "files",
+    "garbage",
     "lazy",
     "progress",
     "recipe",

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
+from ..garbage import no_collections
 from ..ir import Graph, Kind
 from ..schedule import Move, Storage
 from ..torch_private import end_pool
@@ -78,19 +79,17 @@ class GraphPool:
         gc.collect()
         if not self._made:  # a pool of memory ends with the last recording in it
             self._handle = torch.cuda.graph_pool_handle()
-        before, enabled = torch.cuda.current_stream(device), gc.isenabled()
+        before = torch.cuda.current_stream(device)
         capture = torch.cuda.graph(graph, self._handle, _stream(device), capture_error_mode="thread_local")
-        gc.disable()
-        try:
-            self._begin(capture, graph, device)
+        with no_collections():
             try:
-                yield
+                self._begin(capture, graph, device)
+                try:
+                    yield
+                finally:
+                    self._end(capture, device)
             finally:
-                self._end(capture, device)
-        finally:
-            torch.cuda.set_stream(before)
-            if enabled:
-                gc.enable()
+                torch.cuda.set_stream(before)
 
     def _begin(self, capture: torch.cuda.graph, graph: torch.cuda.CUDAGraph, device: torch.device) -> None:
         try:

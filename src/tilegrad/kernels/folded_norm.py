@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ..ops import RECTIFIERS, Call, Place
+from ..ops import Call, Place
 from ..ops.conv import CONV, Conv, Options, conv_backward
 from ..ops.frame import framed
+from ..ops.pointwise import RECTIFIERS
 from .base import CONVOLUTIONS, Kernel, first_result, op_of, whole_place
 from .in_place_activation import is_by_result, rectify_
 

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from torch import Tensor
 from torch.nn import functional
 
-from ..ops import RECTIFIERS, Call, Place
+from ..ops import Call, Place
+from ..ops.pointwise import RECTIFIERS
 from .base import CONVOLUTIONS, Kernel, first_result
 
 

@@ -16,6 +16,7 @@ from ..execution import Executor
 from ..execution.early import early_bytes
 from ..execution.graphs import copied_bytes, why_not
 from ..execution.heap import asked_for
+from ..garbage import no_collections
 from ..ir import Graph
 from ..planners import (
     Candidate,
@@ -54,6 +55,7 @@ QUICK = Effort(nodes=0)  # a module is planned when it is first called: the heur
 _log = logging.getLogger("tilegrad")
 
 
+@no_collections()
 def plan_call(
     graph: Graph, options: Options, graded: Sequence[str], plain: Callable[[], int], device: torch.device
 ) -> Planned:

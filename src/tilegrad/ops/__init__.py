@@ -7,7 +7,6 @@ from .base import Read as Read
 from .base import Reduction as Reduction
 from .base import Sample as Sample
 from .function import local as local
-from .pointwise import RECTIFIERS as RECTIFIERS
 from .registry import find as find
 from .registry import op as op
 from .registry import registered as registered

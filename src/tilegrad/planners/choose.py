@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BudgetError, InputError, one_of
+from ..garbage import no_collections
 from ..ir import Graph
 from ..progress import Progress
 from ..sim.machine import Machine
@@ -104,6 +105,7 @@ class Planning:
         }
 
 
+@no_collections()
 def plan_step(problem: Problem, *, planner: str = "auto", slack: Slack | None = None) -> Planning:
     """The fastest schedule that fits. `slack`: what to leave free. Ctrl-C ends the search with the best so far."""
     check_planner(planner)

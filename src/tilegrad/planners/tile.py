@@ -8,15 +8,13 @@ next.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import inf, prod
+from math import inf
 
-from ..bounds import check_axes, label_axes
 from ..errors import GridError
 from ..ir import Graph, Kind
-from ..progress import stop
 from ..schedule import KEPT, Again, Schedule, Storage, TilePhase
 from ..sim.clock import measure_time
 from ..sim.machine import CPU, Machine
@@ -25,18 +23,18 @@ from ..sim.rehearsal import Rehearsals
 from .problem import Planner, Problem, Proposal
 from .tiling import (
     GROWTH,
-    MOST_TILES,
-    SURE,
+    MOST_ISLANDS,
     USUAL,
     Between,
     Family,
     Guesses,
+    Option,
     Scale,
     TileSizes,
     Walks,
-    Weight,
     cut_tiles,
     families,
+    fit_tiles,
     keep_last,
     keepable,
     levels,
@@ -44,17 +42,12 @@ from .tiling import (
     plan_plain,
 )
 
-MOST_ISLANDS = 16384  # in all walks together
 LOSS = 2  # times the outputs: what a loss holds besides them and their gradients
-IDLE = 2  # numbers of tiles that fit and are no faster: then more are not weighed
-NEAR = 1.02  # times the least time: of such tiles the fewest are taken, with what they store near by
 SAVED = 0.005  # of a step's time: what more tiles kept would save at most, and is not looked for
 FULL = 0.015  # of a budget: so little room is not looked at
 DIALLED = 5  # numbers of tiles kept that are looked at, at most
 HALVED = 3  # the one that is half way, whatever was learned by then
-REHEARSED = 5  # at most: the first is nearly always within some percent of what was weighed
 MARGIN = 0.9  # of a budget: what few tiles should fit in, for they are weighed less well
-MISTRUST = 0.8  # of what was weighed, before anything was rehearsed: what may turn out to fit
 
 
 class Tile(Planner):
@@ -275,25 +268,6 @@ class TileSearch:
         return best
 
 
-@dataclass(frozen=True)
-class Option:
-    """Tiles that were weighed."""
-
-    mode: str
-    storage: str
-    phases: tuple[TilePhase, ...] = field(repr=False)
-    weight: Weight
-    again: Again = KEPT
-
-    def seconds(self, budget: float) -> float:
-        """With as many tiles kept as fit."""
-        return self.weight.keep(budget)[1]
-
-    @property
-    def tiles(self) -> int:
-        return sum(prod(phase.grid) for phase in self.phases)
-
-
 def _between(known: Sequence[tuple[float, int]], budget: float, *, flat: bool) -> float | None:
     """What may be weighed so that about a budget is found, given what was found of less and perhaps of more; None where
     that says nothing. `flat`: with less something else decides, so it does not tell how much each tile adds."""
@@ -309,109 +283,3 @@ def _between(known: Sequence[tuple[float, int]], budget: float, *, flat: bool) -
 
 def _peak(fit: Fit) -> int:
     return fit.prediction.total_bytes
-
-
-def fit_tiles(search: TileSearch, budget: int, storages: Sequence[str]) -> Fit | None:
-    """The fastest tiles that fit, few where few do, wherever values are kept between phases; None where none fit."""
-    if not search.axes:
-        return None
-    check_axes(search.graph, label_axes(search.graph), search.axes)
-    for patience in (IDLE, MOST_TILES):  # what should have fitted does not: then all others, too
-        options = _options(search, storages, budget, patience)
-        found = _fastest(search, options, budget)
-        if found is not None:
-            try:
-                found = search.dialled(found, budget)
-                return _rival(search, found, options, budget) or found
-            except KeyboardInterrupt:
-                stop()
-                return found
-    return None
-
-
-def _rival(search: TileSearch, found: Fit, options: Sequence[Option], budget: int) -> Fit | None:
-    """Where fewer tiles can be kept than was thought: what is faster with none of them kept."""
-    seconds = found.seconds(search)
-    sure = [o for o in options if o.weight.total_bytes <= SURE * budget and NEAR * o.weight.seconds < seconds]
-    if not sure:
-        return None
-    fit = search.rehearse(min(sure, key=lambda o: o.weight.seconds))
-    if _peak(fit) > budget:
-        return None
-    fit = search.dialled(fit, budget)
-    return fit if fit.seconds(search) < seconds else None
-
-
-def _options(search: TileSearch, storages: Sequence[str], budget: int, patience: int) -> list[Option]:
-    """All tiles that are weighed. Where values are kept far away few ways are possible, so these come first: of those
-    near by only what may be faster is looked at, unless what should fit did not."""
-    found: dict[str, list[Option]] = {storage: [] for storage in storages}
-
-    def least() -> float:
-        if patience > IDLE:
-            return inf
-        every = (option for options in found.values() for option in options)
-        return min((o.seconds(budget) for o in every if o.weight.total_bytes <= SURE * budget), default=inf)
-
-    for storage in reversed(storages):
-        for between in search.between(storage, budget, least):
-            for family in search.families:
-                found[storage] += _weighed(search, family.every, storage, budget, between, patience)
-    return [option for options in found.values() for option in options]
-
-
-def _weighed(
-    search: TileSearch, family: Iterable[TileSizes], storage: str, budget: int, between: Between, patience: int
-) -> Iterator[Option]:
-    """Few tiles to many, until more of them fit and are no faster, so many numbers of them one after another, nor would
-    be if all their memory were there already. Of tiles that are far too large the next ones are left out: what a tile
-    needs shrinks no faster than the tile."""
-    least, idle, largest = inf, 0, inf
-    for sizes in family:
-        if prod(sizes.values()) > largest:
-            continue
-        options: list[Option] = []
-        for mode in search.modes:  # the second is for where the first does not fit
-            options += (o for o in search.weigh(mode, sizes, storage, budget, between) if o.tiles <= MOST_ISLANDS)
-            if any(o.weight.total_bytes <= SURE * budget for o in options):
-                break
-        yield from options
-        fitting = [(o.seconds(budget), o.weight.fresh_s) for o in options if o.weight.total_bytes <= budget]
-        seconds = min((each for each, _ in fitting), default=inf)
-        idle = idle + 1 if least <= seconds < inf else 0
-        least = min(least, seconds)
-        if idle >= patience and least <= min(each - fresh for each, fresh in fitting):
-            return
-        if least == inf and options:
-            fixed = search.scale.floor(options[0].phases, storage)
-            need = MISTRUST * min(o.weight.total_bytes for o in options) - fixed
-            if need > budget - fixed:
-                largest = prod(sizes.values()) * max(0.0, budget - fixed) / need
-
-
-def _fastest(search: TileSearch, options: list[Option], budget: int) -> Fit | None:
-    """Rehearse what is fastest of what should fit; where nothing should, what is smallest."""
-    trust = MISTRUST  # what is needed, as a share of what was weighed
-    nearest = list(dict.fromkeys(o.storage for o in options))
-    for _ in range(REHEARSED):
-        fitting = [o for o in options if trust * o.weight.total_bytes <= budget]
-        if not fitting:
-            return None
-        sure = [o for o in fitting if max(1.0, trust) * o.weight.total_bytes <= budget]
-        if sure:
-            room = (budget - search.loss_bytes) / max(1.0, trust)
-            least = min(o.seconds(room) for o in sure)
-            alike = [o for o in sure if o.seconds(room) <= NEAR * least]
-            option = min(alike, key=lambda o: (nearest.index(o.storage), o.tiles))
-        else:
-            option = min(fitting, key=lambda o: (o.weight.total_bytes, o.weight.seconds))
-        again, weight = option.again, option.weight
-        if again.values:
-            room = budget / max(1.0, trust)
-            again, weight = search.scale.without_need(option.phases, option.storage, again, room)
-        fit = search.rehearse(replace(option, again=again, weight=weight))
-        if _peak(fit) <= budget:
-            return fit
-        trust = max(trust, _peak(fit) / weight.total_bytes)
-        options = [o for o in options if o is not option]
-    return None

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 
 from ..bounds import call_of
 from ..ir import Graph, Node, Phase
-from ..ops import RECTIFIERS, find
+from ..ops import find
+from ..ops.pointwise import RECTIFIERS
 from ..region import Box
 from .island import Island
 from .phase import with_frees

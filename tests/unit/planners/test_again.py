@@ -15,8 +15,18 @@ from tilegrad.importers import export_module
 from tilegrad.ir import Graph, Kind
 from tilegrad.models import NETWORKS, example_shape
 from tilegrad.planners import TileSearch
-from tilegrad.planners.tile import Fit, fit_tiles
-from tilegrad.planners.tiling import Between, Scale, Walks, cut_tiles, keep_last, keepable, levels, make_schedule
+from tilegrad.planners.tile import Fit
+from tilegrad.planners.tiling import (
+    Between,
+    Scale,
+    Walks,
+    cut_tiles,
+    fit_tiles,
+    keep_last,
+    keepable,
+    levels,
+    make_schedule,
+)
 from tilegrad.planners.tiling.again import block_inputs
 from tilegrad.schedule import Again, Run, Schedule, Storage, check_schedule
 from tilegrad.schedule.schedule import BackwardOrder, places

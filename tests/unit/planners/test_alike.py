@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tilegrad.planners.tile import NEAR, Option, _fastest
+from tilegrad.planners.tiling.fitting import NEAR, Option, _fastest
 from tilegrad.schedule import Storage
 
 

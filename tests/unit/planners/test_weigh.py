@@ -14,8 +14,7 @@ from tilegrad.importers import export_module
 from tilegrad.ir import Graph, Kind
 from tilegrad.models import NETWORKS, example_shape
 from tilegrad.planners import TileSearch
-from tilegrad.planners.tile import fit_tiles
-from tilegrad.planners.tiling import Scale, Walks, cut_tiles, keep_last, make_schedule
+from tilegrad.planners.tiling import Scale, Walks, cut_tiles, fit_tiles, keep_last, make_schedule
 from tilegrad.planners.tiling import seconds as closed
 from tilegrad.schedule import Storage
 from tilegrad.sim import clock

@@ -8,11 +8,10 @@ live throughout; inputs come from outside.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
+from ...garbage import no_collections
 from ...profile import Block, BlockKind, Operator, Profile, Span, check_profile
 from ..json_walk import Progress
 from .dump import MegEngineDump, OpRecord, read_dump
@@ -22,19 +21,7 @@ from .graph import make_graph
 _CALLBACKS = ("InputCallback", "Host2DeviceCopy", "SharedDeviceTensor")
 
 
-@contextmanager
-def _no_collections() -> Iterator[None]:
-    """Records are never garbage in circles, and looking for such takes a tenth of the time and more."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-@_no_collections()
+@no_collections()
 def load_megengine(path: str | Path, progress: Progress | None = None) -> Profile:
     """The profile in a file."""
     dump = read_dump(path, progress)

@@ -10,6 +10,9 @@ from .cut import keepable as keepable
 from .cut import make_schedule as make_schedule
 from .cut import plan_plain as plan_plain
 from .cut import plan_tiles as plan_tiles
+from .fitting import MOST_ISLANDS as MOST_ISLANDS
+from .fitting import Option as Option
+from .fitting import fit_tiles as fit_tiles
 from .guesses import Guesses as Guesses
 from .seams import Seams as Seams
 from .seams import held_bytes as held_bytes
