@@ -18,6 +18,7 @@ import gc
 import io
 import os
 import re
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -198,10 +199,13 @@ def run_by_hand(words: list[str]) -> None:
                 execute(block, Path(words[0]), names)
         return
     pages = [Path(name).resolve() for name in words[1:]] or PAGES
-    for page in pages:
-        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-            link_data(Path(folder))
-            update(page)
+    if len(pages) > 1:  # each by itself: planners and operators that one defines are no others'
+        for page in pages:
+            subprocess.run([sys.executable, __file__, "--update", str(page)], check=True)
+        return
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        link_data(Path(folder))
+        update(pages[0])
 
 
 if __name__ == "__main__":

@@ -4,12 +4,12 @@ profile's graph at several budgets. Times are the measured ones; backward is pre
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import BudgetError, FormatError, TilegradError
 from ..ir import Graph, Kind, Phase
-from ..planners import Candidate, Effort, Planning, Problem, TileSearch, TrainingStep, imported_tiles, plan_step
+from ..planners import Candidate, Effort, Planning, Problem, TrainingStep, imported_tiles, plan_step
 from ..profile import Profile
 from ..schedule import Run, ScheduleStep, Storage
 from ..sim.machine import Machine
@@ -65,8 +65,10 @@ def plan_training(profile: Profile, base: Machine, budgets: Sequence[int] = ()) 
     machine = calibrate(profile, base) if profile.operators else base
     graph = _training_graph(forward, profile.name)
     step = TrainingStep(graph, machine, QUICK, hosted=False)
-    plain, tiles = step.keep, imported_tiles(forward, machine)
-    found = [(budget, _plan(step, tiles, budget)) for budget in budgets or _shares(plain, graph)]
+    as_torch = TrainingStep(_training_graph(forward, profile.name, plain=True), machine)
+    plain, storages = as_torch.keep, (Storage.DEVICE, Storage.HOST)
+    problem = Problem(0, step, imported_tiles(forward, machine), storages=storages, known=plain)
+    found = [(budget, _plan(replace(problem, budget=budget))) for budget in budgets or _shares(plain, graph)]
     least = step.reruns.least.peak
     return Training(graph, machine, plain, _saved(plain), least, tuple(found))
 
@@ -78,7 +80,7 @@ def _shares(plain: Candidate, graph: Graph) -> list[int]:
     return [floor + int((plain.peak_bytes - floor) * share) for share in SHARES]
 
 
-def _training_graph(graph: Graph, name: str) -> Graph:
+def _training_graph(graph: Graph, name: str, *, plain: bool = False) -> Graph:
     if any(node.phase is Phase.BACKWARD for node in graph.nodes):
         return graph
     foreign = sorted({node.op for node in graph.nodes if not node.target and "." in node.op})
@@ -87,7 +89,7 @@ def _training_graph(graph: Graph, name: str) -> Graph:
         raise FormatError(what, where=name, hint="a network of convolutions, pools, matrix products and arithmetic")
     graded = [v.name for v in graph.of_kind(Kind.PARAMETER) if v.type.floating]
     try:
-        return training_graph(graph, graded)
+        return training_graph(graph, graded, plain=plain)
     except TilegradError:
         raise
     except (RuntimeError, ValueError, TypeError, IndexError) as error:  # torch, about shapes that do not fit together
@@ -95,9 +97,9 @@ def _training_graph(graph: Graph, name: str) -> Graph:
         raise FormatError(what, where=name, hint="is the profile damaged?") from None
 
 
-def _plan(step: TrainingStep, tiles: TileSearch | None, budget: int) -> Planning | str:
+def _plan(problem: Problem) -> Planning | str:
     try:
-        return plan_step(Problem(budget, step, tiles, storages=(Storage.DEVICE, Storage.HOST)))
+        return plan_step(problem)
     except BudgetError as error:
         return error.what
     except TilegradError as error:

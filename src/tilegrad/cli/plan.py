@@ -146,7 +146,9 @@ def _problem(model: str, shapes: Sequence[tuple[int, ...]], machine: Machine, ef
     plain = partial(plain_bytes, module, tuple(shapes), {}, train=True)
     axes = tuple(image_axes(lowered))
     tiles = TileSearch(lowered, axes, "stream", graded, True, plain, machine)
-    return Problem(0, TrainingStep(training_graph(graph, graded), machine, effort, hosted), tiles, graph)
+    step = TrainingStep(training_graph(graph, graded), machine, effort, hosted)
+    as_torch = TrainingStep(training_graph(graph, graded, plain=True), machine)
+    return Problem(0, step, tiles, graph, known=as_torch.keep)
 
 
 def _print(curve: Curve) -> None:

@@ -56,9 +56,10 @@ class Tape:
 
 
 def run_taped(
-    op: Op, call: Call, tensors: Sequence[Tensor], needs: frozenset[str], anchor: Tensor
+    op: Op, call: Call, tensors: Sequence[Tensor], needs: frozenset[str], anchor: Tensor, *, plain: bool = False
 ) -> tuple[Tensor, Tape | None]:
-    """Run a whole node, as it runs by itself, and record its backward. No tape where no gradient passes."""
+    """Run a whole node, as we run it by itself or as torch does (`plain`), and record its backward. No tape where no
+    gradient passes."""
     names, entered = call.node.reads, dict[str, Tensor]()
     arrived: list[tuple[str, Tensor]] = []
     with torch.enable_grad():
@@ -70,30 +71,31 @@ def run_taped(
     saved = References(lambda name: dict(zip(names, tensors, strict=True))[name])
     with torch.enable_grad(), saved.hooks():
         given = [entered.get(n, t) for n, t in zip(names, tensors, strict=True)]
-        kernel = kernel_for(call, "cpu", offered())
+        kernel = None if plain else kernel_for(call, "cpu", offered())
         result = op.run_whole(call, given, 0, anchor.device) if kernel is None else kernel.run([call], [given], None)
-    plain = trimmed(result.detach(), tensors)
+    bare = trimmed(result.detach(), tensors)
     if not result.requires_grad:
-        return plain, None
-    saved.refer({**dict(zip(names, tensors, strict=True)), call.node.outputs[0]: plain})
-    return plain, Tape(get_gradient_edge(result), saved, arrived)
+        return bare, None
+    saved.refer({**dict(zip(names, tensors, strict=True)), call.node.outputs[0]: bare})
+    return bare, Tape(get_gradient_edge(result), saved, arrived)
 
 
 SEED = "seed"  # the node that brings the gradients of the outputs
 
 
-def training_graph(graph: Graph, graded: Collection[str], *, seeded: bool = True) -> Graph:
+def training_graph(graph: Graph, graded: Collection[str], *, seeded: bool = True, plain: bool = False) -> Graph:
     """Forward and backward nodes. `graded`: outside values that need a gradient; `seeded`: the gradients of the outputs
-    are brought by the caller (and have bytes), instead of being the number one. Made once, and kept with the graph."""
+    are brought by the caller (and have bytes), instead of being the number one; `plain`: by torch's kernels alone. Made
+    once, and kept with the graph."""
     known: dict[object, Graph] = graph.__dict__.setdefault("_trained", {})
-    key = frozenset(graded), seeded
+    key = frozenset(graded), seeded, plain
     if key not in known:
-        known[key] = _train(graph, graded, seeded)
+        known[key] = _train(graph, graded, seeded, plain)
     return known[key]
 
 
-def _train(graph: Graph, graded: Collection[str], seeded: bool) -> Graph:
-    trace = _Trace(graph, frozenset(graded))
+def _train(graph: Graph, graded: Collection[str], seeded: bool, plain: bool) -> Graph:
+    trace = _Trace(graph, frozenset(graded), plain)
     for node in graph.nodes:
         tick()
         trace.forward(node)
@@ -119,6 +121,7 @@ class _Gradient:
 class _Trace:
     graph: Graph
     graded: frozenset[str]
+    plain: bool
     values: list[Value] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
 
@@ -155,7 +158,7 @@ class _Trace:
         needs = frozenset(self.needs & set(node.reads)) if passes else frozenset()
         with PeakBytes("meta") as peak, torch.no_grad():
             inputs = [_scratch(self.tensors[i.value], i.value in op.writes(node)) for i in node.inputs]
-            result, tape = run_taped(op, call, inputs, needs, self.anchor)
+            result, tape = run_taped(op, call, inputs, needs, self.anchor, plain=self.plain)
         (out,) = node.outputs
         outputs = [out]
         alias = self._meet(out, result)
