@@ -143,9 +143,10 @@ class _How:
             from .triton.max_pool import gradient
 
             return gradient(grad, x, self.taps)
-        if x.is_meta or self._in_pieces(x):
+        apart = not any(t.overlap for t in self.taps)
+        if apart and (x.is_meta or self._in_pieces(x)):
             return self._compared(grad, x, found)
-        with torch.enable_grad():
+        with torch.enable_grad():  # the places once more: of windows that overlap there are too many to compare
             again = x.detach().requires_grad_()
             made = op_of(self.call).run(self.call, (again,), self.place)
         return torch.autograd.grad(made, again, grad)[0]
@@ -162,20 +163,29 @@ class _How:
         return x.device.type == "cpu" and layout_of(x) == torch.contiguous_format
 
     def _compared(self, grad: Tensor, x: Tensor, found: Tensor) -> Tensor:
+        """Piece by piece; on tensors without data one piece stands for all."""
+        axes, of_x = len(self.taps), torch.empty_like(x)
+        every = [t.reshape(-1, *t.shape[-axes:]) for t in (grad, x, found, of_x)]
+        many = _at_once(every[1])
+        for pieces in zip(*(torch.split(t[:many] if x.is_meta else t, many) for t in every), strict=True):
+            self._compare(*pieces)
+        return of_x
+
+    def _compare(self, grad: Tensor, x: Tensor, found: Tensor, of_x: Tensor) -> None:
         """The gradient of a window is its first element's that is as large as the largest; of one that has no numbers,
         the last one's."""
+        if not all(t.exact for t in self.taps):
+            of_x.zero_()
         wrong = torch.empty_like(found, dtype=torch.bool) if x.is_meta else found.isnan()
         any_wrong = not x.is_meta and bool(wrong.any())
-        whole = all(t.exact for t in self.taps)
-        of_x, zero = torch.empty_like(x) if whole else torch.zeros_like(x), grad.new_zeros(())
         left = torch.ones(found.shape, dtype=torch.bool, device=x.device) if not any_wrong else ~wrong
-        overlap = any(t.overlap for t in self.taps)
-        every = [*product(*(t.each for t in self.taps))]
+        every, zero = [*product(*(t.each for t in self.taps))], grad.new_zeros(())
+        bounded = x.is_meta or bool(grad.sum().isfinite())  # else a product, which is faster, is no number
         for tap in every:
             read, made = ((..., *each) for each in zip(*tap, strict=True))
             hit = x[read].eq(found[made]).logical_and_(left[made])
-            if overlap:
-                of_x[read].add_(torch.where(hit, grad[made], zero))
+            if bounded:
+                torch.mul(grad[made], hit, out=of_x[read])
             else:
                 torch.where(hit, grad[made], zero, out=of_x[read])
             left[made].logical_xor_(hit)
@@ -184,7 +194,6 @@ class _How:
             hit = x[read].isnan().logical_and_(wrong[made])
             of_x[read].add_(torch.where(hit, grad[made], zero))
             wrong[made].logical_xor_(hit)
-        return of_x
 
 
 def _at_once(planes: Tensor) -> int:
