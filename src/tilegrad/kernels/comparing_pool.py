@@ -143,10 +143,9 @@ class _How:
             from .triton.max_pool import gradient
 
             return gradient(grad, x, self.taps)
-        apart = not any(t.overlap for t in self.taps)
-        if apart and (x.is_meta or self._in_pieces(x)):
+        if x.is_meta or self._in_pieces(x):
             return self._compared(grad, x, found)
-        with torch.enable_grad():  # the places once more: of windows that overlap there are too many to compare
+        with torch.enable_grad():  # the places once more
             again = x.detach().requires_grad_()
             made = op_of(self.call).run(self.call, (again,), self.place)
         return torch.autograd.grad(made, again, grad)[0]
@@ -180,11 +179,14 @@ class _How:
         any_wrong = not x.is_meta and bool(wrong.any())
         left = torch.ones(found.shape, dtype=torch.bool, device=x.device) if not any_wrong else ~wrong
         every, zero = [*product(*(t.each for t in self.taps))], grad.new_zeros(())
+        overlap = any(t.overlap for t in self.taps)
         bounded = x.is_meta or bool(grad.sum().isfinite())  # else a product, which is faster, is no number
         for tap in every:
             read, made = ((..., *each) for each in zip(*tap, strict=True))
             hit = x[read].eq(found[made]).logical_and_(left[made])
-            if bounded:
+            if overlap:
+                of_x[read].add_(grad[made] * hit if bounded else torch.where(hit, grad[made], zero))
+            elif bounded:
                 torch.mul(grad[made], hit, out=of_x[read])
             else:
                 torch.where(hit, grad[made], zero, out=of_x[read])
