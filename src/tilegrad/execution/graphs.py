@@ -185,6 +185,7 @@ class Flight:
 
     def __init__(self, owner: Recorded, recording: Recording, tensors: Mapping[str, Tensor], seed: int):
         self.owner, self.recording, self.tensors, self.seed = owner, recording, tensors, seed
+        assert recording.step is not None
         self.needs, self.output_names = recording.step.needs, recording.step.output_names
         self.versions: dict[str, int] = {}
         self.spent = False
@@ -201,10 +202,13 @@ class Flight:
                 raise was_changed(f"'{name}'")
         try:
             self.recording.record_backward(grads)
-        except RuntimeError as error:
-            self.owner.give_up(_first_line(error))
-            return self.recording.backward_without(grads, self.seed)
-        if not self.recording.is_for(grads):
+            failed = None
+        except RuntimeError as error:  # whose frames hold memory until we are out of here
+            failed = _first_line(error)
+        if failed is not None:
+            self.owner.give_up(failed)
+            self.recording.let_go()
+        if failed is not None or not self.recording.is_for(grads):
             return self.recording.backward_without(grads, self.seed)
         return self.recording.backward(grads)
 
@@ -221,7 +225,7 @@ class Recording:
         seed: int,
     ):
         graph = executor.graph
-        self.device, self.pool = device, pool
+        self.executor, self.device, self.pool = executor, device, pool
         self.inputs = {name: tensors[name].detach().clone() for name in graph.inputs}
         for name, tensor in self.inputs.items():
             tensor.requires_grad_(tensors[name].requires_grad)
@@ -234,7 +238,7 @@ class Recording:
         written = {*executor.written, *(old for old, _ in graph.updates)}
         with pool.recording(self.ahead, device):
             self.before = {name: self.fixed[name].detach().clone() for name in written}
-            self.step = Pass(executor, {**self.fixed, **self.inputs}, device, seed=self.seed)
+            self.step: Pass | None = Pass(executor, {**self.fixed, **self.inputs}, device, seed=self.seed)
             self.outputs, updates = self.step.forward()
             with torch.no_grad():
                 for name, value in updates:
@@ -263,6 +267,7 @@ class Recording:
         if self.given is not None:
             return
         given = [None if grad is None else grad.detach().clone() for grad in grads]
+        assert self.step is not None
         self.step.watch()  # what was written to before is ours
         with self.pool.recording(self.back, self.device):
             self.found = self.step.backward(given)
@@ -281,9 +286,16 @@ class Recording:
         self.back.replay()
         return {name: grad.clone() for name, grad in self.found.items()}
 
+    def let_go(self) -> None:
+        """Of a recording that failed: the step once more needs the memory that it holds."""
+        self.step, self.outputs, self.found = None, [], {}
+        self.ahead.reset()
+        gc.collect()
+        torch.cuda.empty_cache()
+
     def backward_without(self, grads: Sequence[Tensor | None], seed: int) -> dict[str, Tensor]:
         """The step once more, as it is without a recording: from what it read then."""
-        step = Pass(self.step.executor, {**self.fixed, **self.before, **self.inputs}, self.device, seed=seed)
+        step = Pass(self.executor, {**self.fixed, **self.before, **self.inputs}, self.device, seed=seed)
         step.forward()
         return step.backward(grads)
 

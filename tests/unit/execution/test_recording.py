@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from tilegrad.execution import graphs
-from tilegrad.execution.graphs import GraphPool
+from tilegrad.execution import Executor, Pass, graphs
+from tilegrad.execution.graphs import GraphPool, Recorded
+from tilegrad.importers import export_module
+from tilegrad.planners import plan_keep
+from tilegrad.schedule import fuse
+from tilegrad.sim.training import training_graph
 
 DEVICE = torch.device("cuda:0")
 
@@ -35,18 +42,25 @@ class Capture:
 
 
 class Graph:
-    pass
+    """What is recorded has run already, and is gone with a reset."""
+
+    def replay(self) -> None: ...
+
+    def reset(self) -> None:
+        STATE.resets += 1
 
 
-STATE = SimpleNamespace(stream="default", mended=0, ended=[])
+STATE = SimpleNamespace(stream="default", mended=0, ended=[], resets=0)
 
 
 @pytest.fixture(autouse=True)
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    STATE.stream, STATE.mended, STATE.ended = "default", 0, []
+    STATE.stream, STATE.mended, STATE.ended, STATE.resets = "default", 0, [], 0
     monkeypatch.setattr(Capture, "broken", False)
     monkeypatch.setattr(Capture, "late", False)
     monkeypatch.setattr(torch.cuda, "graph", Capture)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: object())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: STATE.stream)
     monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: setattr(STATE, "stream", stream))
@@ -110,3 +124,31 @@ def test_what_the_device_has_ended_is_mended_and_its_memory_left_alone(monkeypat
     monkeypatch.setattr(Capture, "broken", False)
     record(pool)
     assert pool._handle is not first and kept is not None
+
+
+def test_a_backward_that_cannot_be_recorded_lets_go_of_what_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the step that is run without a recording would need its memory once more."""
+    x = torch.randn(1, 2, 8, 8)
+    graph = export_module(nn.Sequential(nn.Sigmoid(), nn.MaxPool2d(2)), (x,)).graph
+    executor = Executor(fuse(plan_keep(training_graph(graph, graph.inputs)), graph))
+    backward, passes = Pass.backward, list[weakref.ref[Pass]]()
+
+    def failing(step: Pass, grads: Sequence[Tensor | None]) -> dict[str, Tensor]:
+        passes.append(weakref.ref(step))
+        if len(passes) == 1:
+            raise RuntimeError("out of memory\nand more")
+        assert passes[0]() is None and STATE.resets == 1  # before the other one begins
+        return backward(step, grads)
+
+    monkeypatch.setattr(Pass, "backward", failing)
+    monkeypatch.setattr(graphs, "why_not", lambda executor: None)
+    recorded = Recorded(executor, GraphPool())
+    recorded._warm = 0
+    tensors = {name: x.clone().requires_grad_() for name in graph.inputs}
+    flight = recorded.flight(tensors, x.device, 0)
+    assert flight is not None
+    (out,), _ = flight.forward()
+    (found,) = flight.backward([torch.ones_like(out)]).values()
+    (wanted,) = torch.autograd.grad(F.max_pool2d((y := x.clone().requires_grad_()).sigmoid(), 2).sum(), y)
+    assert torch.equal(found, wanted) and recorded._given_up == "out of memory" and len(passes) == 2
+    assert recorded.flight(tensors, x.device, 0) is None
