@@ -163,9 +163,9 @@ class _How:
 
     def _compared(self, grad: Tensor, x: Tensor, found: Tensor) -> Tensor:
         """Piece by piece; on tensors without data one piece stands for all."""
-        axes, of_x = len(self.taps), torch.empty_like(x)
-        every = [t.reshape(-1, *t.shape[-axes:]) for t in (grad, x, found, of_x)]
-        many = _at_once(every[1])
+        axes, of_x = len(self.taps), x.new_empty(x.shape)  # one plane behind the other, whichever way the image lies
+        every = [*(t.reshape(-1, *t.shape[-axes:]) for t in (grad, x, found)), of_x.view(-1, *x.shape[-axes:])]
+        many = _at_once(of_x.flatten(0, -1 - axes))
         for pieces in zip(*(torch.split(t[:many] if x.is_meta else t, many) for t in every), strict=True):
             self._compare(*pieces)
         return of_x

@@ -77,6 +77,26 @@ def gradients(run: Callable[[Tensor], Tensor], image: Tensor) -> tuple[Tensor, T
     return out.detach(), x.grad
 
 
+class Turned(nn.Module):
+    """Pools an image whose memory lies otherwise than its axes."""
+
+    def __init__(self, order: tuple[int, ...], window: tuple[int, ...]):
+        super().__init__()
+        self.order, self.pool = order, nn.MaxPool2d(*window)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.pool(x.permute(self.order)) * 2
+
+
+@pytest.mark.parametrize("order", [(0, 2, 1, 3), (0, 1, 3, 2), (1, 0, 2, 3), (2, 3, 0, 1)], ids=str)
+@pytest.mark.parametrize("window", [(2, 2), (3, 2, 1)])
+def test_whichever_way_an_image_lies(window: tuple[int, ...], order: tuple[int, ...]) -> None:
+    image = torch.randn(6, 7, 8, 9, dtype=torch.float64).round_()
+    net = Turned(order, window)
+    found, wanted = (gradients(run, image) for run in (tilegrad.tile(net, planner="keep"), net))
+    assert all(torch.equal(*pair) for pair in zip(found, wanted, strict=True))
+
+
 @pytest.mark.parametrize("window", [(2, 2), (3, 2, 1), (3, 1, 1)])
 def test_what_is_no_number(window: tuple[int, ...]) -> None:
     """Of a window without a number, of one that is less than all numbers, and a gradient without bounds."""
