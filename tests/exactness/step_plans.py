@@ -1,6 +1,6 @@
 """Modules that run under plans of whole nodes: planned ones, and random ones that no planner would think of.
 
-Every plan is run in two ways: as one island per node, and with what is kept anyway fused into large ones.
+Every plan is run in two ways: as one island per node, and with what runs together fused into large ones.
 """
 
 from __future__ import annotations

@@ -23,11 +23,10 @@ from ..ops.channels import layout_of
 from ..ops.pool import windows
 from ..region import Slide
 from .base import Kernel, first_result, op_of, whole_place
-from .triton import usable
+from .triton import MOST_ROWS, usable
 
 PIECE = 2**18  # elements
 MOST_TAPS = 255  # of a window
-MOST_ROWS = 65535  # of an image, of all channels of all samples: what a GPU can count along a launch's other axes
 
 
 class ComparingPool(Kernel):

@@ -16,10 +16,9 @@ from ..ops import Call, Place
 from ..ops.channels import layout_of
 from ..ops.conv import channel_sums, windows
 from .base import Kernel, first_result, whole_place
-from .triton import usable
+from .triton import MOST_ROWS, usable
 
 MOST_TAPS = 128  # of a kernel, whose lines are unrolled
-MOST_ROWS = 65535  # of all samples: what a GPU can count along a launch's second axis
 
 
 class DepthwiseConvolution(Kernel):

@@ -8,6 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+MOST_ROWS = 65535  # of an image, or of all samples: what a GPU can count along a launch's second and third axis
 _log = logging.getLogger(__name__)
 
 
