@@ -253,7 +253,7 @@ class Recording:
     def forward(self, tensors: Mapping[str, Tensor], seed: int) -> list[Tensor]:
         with torch.no_grad():
             for name, mine in self.inputs.items():
-                mine.copy_(tensors[name])
+                mine.data.copy_(tensors[name])  # to autograd, records keep what they read: they are made anew with it
             self.seed.fill_(seed)
         found = [torch.empty_like(output) for output in self.outputs]
         self.ahead.replay()  # from here on buffers are written to: nothing may fail any more

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from tilegrad.execution import Executor, Pass, graphs
 from tilegrad.execution.graphs import GraphPool, Recorded
 from tilegrad.importers import export_module
+from tilegrad.ir import Kind
 from tilegrad.planners import plan_keep
 from tilegrad.schedule import fuse
 from tilegrad.sim.training import training_graph
@@ -152,3 +153,25 @@ def test_a_backward_that_cannot_be_recorded_lets_go_of_what_was(monkeypatch: pyt
     (wanted,) = torch.autograd.grad(F.max_pool2d((y := x.clone().requires_grad_()).sigmoid(), 2).sum(), y)
     assert torch.equal(found, wanted) and recorded._given_up == "out of memory" and len(passes) == 2
     assert recorded.flight(tensors, x.device, 0) is None
+
+
+def test_a_backward_that_reads_the_input_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To autograd, the image that is copied in behind the recorded forward is what a convolution kept."""
+    net, x = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)), torch.randint(-3, 4, (1, 2, 8, 8)).float()
+    graph = export_module(net, (x,)).graph
+    graded = [value.name for value in graph.of_kind(Kind.PARAMETER)]
+    executor = Executor(fuse(plan_keep(training_graph(graph, graded)), graph))
+    tensors: dict[str, Tensor] = {value.name: net.get_parameter(value.target) for value in graph.of_kind(Kind.PARAMETER)}
+    tensors |= {value.name: net.get_buffer(value.target) for value in graph.of_kind(Kind.BUFFER)}
+    tensors |= dict.fromkeys(graph.inputs, x)
+    monkeypatch.setattr(graphs, "why_not", lambda executor: None)
+    recorded = Recorded(executor, GraphPool())
+    recorded._warm = 0
+    flight = recorded.flight(tensors, x.device, 0)
+    assert flight is not None
+    (out,), _ = flight.forward()
+    found = flight.backward([out.detach()])
+    assert recorded._given_up is None and recorded.recording is not None
+    wanted = torch.autograd.grad(net(x).square().sum() / 2, list(net.parameters()))
+    for name, grad in zip(graded, wanted, strict=True):
+        torch.testing.assert_close(found[name], grad)
