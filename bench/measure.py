@@ -64,6 +64,13 @@ class Memory:
         self.reserved: int | None = None
         net.zero_grad(set_to_none=True)
 
+    def most(self, other: Memory | None) -> Memory:
+        """Of two steps: what is allocated in one may be held in the other, where a recording is made in between."""
+        if other is not None:
+            self.allocated = max(self.allocated, other.allocated)
+            self.reserved = None if self.reserved is None else max(self.reserved, other.reserved or 0)
+        return self
+
     def __enter__(self) -> Memory:
         clean()
         if self.cuda:

@@ -101,15 +101,17 @@ def measure(
 
 
 def settled(tiled: tilegrad.TiledModule, image: Tensor) -> tuple[Memory, tilegrad.Plan]:
-    """The most that a step needs, once the plan stays: on a GPU it is made anew after what first steps teach, and a
-    recorded step takes its memory when it is recorded."""
-    found: list[Memory] = []
-    plan = tiled.plan
-    while len(found) <= WARM[image.device.type]:
+    """The most that a step needs, once the plan stays: on a GPU it is made anew after what first steps teach (that step
+    still has the old plan's memory), and a recorded step takes its memory when it is recorded."""
+    most: Memory | None = None
+    plan, steps = tiled.plan, 0
+    while steps <= WARM[image.device.type]:
         memory = peaks(tiled, image)
-        found = [*found, memory] if tiled.plan.schedule is plan.schedule else [memory]
+        same = tiled.plan.schedule is plan.schedule
+        most, steps = (memory.most(most), steps + 1) if same else (None, 0)
         plan = tiled.plan
-    return max(found, key=lambda memory: (memory.reserved or 0, memory.allocated)), plan
+    assert most is not None
+    return most, plan
 
 
 def print_row(row: Row) -> None:

@@ -101,7 +101,7 @@ def graph_for(module: nn.Module, args: Any, kwargs: Any = None) -> tuple[Capture
 
 def run_on(runner: Runner, module: nn.Module, flat: Sequence[Any]) -> Any:
     """Run with the tensors of `module`, which may be a copy of the one that was captured."""
-    return runner(runner.captured.bind(flat, module), torch.device("cpu"), flat)
+    return runner(runner.captured.bind(flat, module), flat)
 
 
 def runner_of(captured: Captured, graph: Graph, choose: Choose) -> Planned:

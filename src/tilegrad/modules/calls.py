@@ -38,6 +38,7 @@ class ModuleCall:
     flat: Sequence[Any] = field(repr=False)  # its tensors
     names: Sequence[str]  # what they are called
     key: Any = field(repr=False)
+    device: torch.device  # where it runs
     streamed: bool = False  # are outputs written elsewhere, box by box?
 
     @property
@@ -49,9 +50,10 @@ class ModuleCall:
         """Which of them are images that lie elsewhere."""
         return [at for at, item in enumerate(self.flat) if isinstance(item, ImageSource)]
 
-    def whole(self, device: torch.device) -> list[Any]:
+    @property
+    def whole(self) -> list[Any]:
         """Its tensors, where images are read as a whole."""
-        return [item.to(device) if isinstance(item, ImageSource) else item for item in self.flat]
+        return [item.to(self.device) if isinstance(item, ImageSource) else item for item in self.flat]
 
     @property
     def blank(self) -> list[Any]:
@@ -81,8 +83,9 @@ class ModuleCall:
                 raise InputError(what, where="the arguments", hint="x.as_subclass(torch.Tensor)")
         known: Mapping[type, Callable[[Any], Any]] = {ImageSource: _source_key, **(describe or {})}
         tensors = tuple(known[type(t)](t) if type(t) in known else _tensor_key(t) for t in flat)
-        key = key_of(tree), tensors, torch.is_grad_enabled(), autocast_dtype(device_of(module)), _defaults()
-        return cls(tree, flat, argument_names(module, names), key)
+        device = device_of(module, flat)
+        key = key_of(tree), tensors, torch.is_grad_enabled(), device, autocast_dtype(device), _defaults()
+        return cls(tree, flat, argument_names(module, names), key, device)
 
 
 def _defaults() -> tuple[Any, ...]:

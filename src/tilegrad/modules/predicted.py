@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..errors import InputError
 from ..execution.walk import Sink
 from ..images.written import Written, written
-from ..importers import LOCK, Captured, device_of, fill
+from ..importers import LOCK, Captured, fill
 from ..progress import Progress, tick
 from ..region import Box, Interval
 from ..torch_private import pytree
@@ -97,7 +97,7 @@ def _run_tiles(module: TiledModule, runner: Runner, call: ModuleCall, places: Pl
 
 
 def _run_plain(module: TiledModule, runner: Runner, call: ModuleCall, places: Places, change: _Change) -> None:
-    args, kwargs = fill(call.tree, call.whole(device_of(module.module)))
+    args, kwargs = fill(call.tree, call.whole)
     result = runner.plain(module.module, args, kwargs)
     order = pytree.tree_leaves(runner.captured.arrangement)
     found = dict(zip(order, pytree.tree_leaves(result), strict=True))

@@ -108,7 +108,7 @@ class Runner:
                 ran, found = self._whole.attempt(*args, **kwargs)
         return found if ran else module.forward(*args, **kwargs)
 
-    def __call__(self, tensors: Mapping[str, Tensor], device: torch.device, flat: Sequence[Any] = ()) -> Any:
+    def __call__(self, tensors: Mapping[str, Tensor], flat: Sequence[Any] = ()) -> Any:
         """Run on what `Captured.bind` gave. `flat`: the tensors among the arguments."""
         check_writable(self.captured, tensors)
         if self.reserved is not None and (less := self.reserved.lesson(self.schedule)) is not None:

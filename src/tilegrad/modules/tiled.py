@@ -13,7 +13,7 @@ from torch import nn
 
 from ..errors import InputError
 from ..execution.graphs import GraphPool
-from ..importers import LOCK, device_of, export_call, fill, from_shapes, tracing_elsewhere, tracing_here, untouched
+from ..importers import LOCK, export_call, fill, from_shapes, tracing_elsewhere, tracing_here, untouched
 from ..sim.plain import plain_bytes
 from ..torch_private import uncompiled
 from ..units import units_like
@@ -150,10 +150,10 @@ class TiledModule(Wrapped):
         with LOCK:  # a capture puts other tensors into the module for a moment, which say they lie elsewhere
             call = ModuleCall.of(self.module, args, kwargs)
             runner = self.planned(call)
-            tensors, device = runner.captured.bind(call.flat), device_of(self.module)
+            tensors = runner.captured.bind(call.flat)
         if runner.schedule.mode == "none":
-            return runner.plain(self.module, *fill(call.tree, call.whole(device)))
-        return runner(tensors, device, call.flat)
+            return runner.plain(self.module, *fill(call.tree, call.whole))
+        return runner(tensors, call.flat)
 
     def planned(self, call: ModuleCall) -> Runner:
         """What runs a call: made once, and kept."""
@@ -169,7 +169,7 @@ class TiledModule(Wrapped):
         graded = captured.graded(call.flat) if train else []
         plain = partial(_plain_bytes, self.module, call, train)
         with explained(self.module), units_like(self.options.decimal):
-            found = Runner(captured, self.options, graded, plain, device_of(self.module), self._state.pool)
+            found = Runner(captured, self.options, graded, plain, call.device, self._state.pool)
         self._state.calls.add(call, found, captured)
         return found
 

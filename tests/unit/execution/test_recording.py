@@ -161,9 +161,8 @@ def test_a_backward_that_reads_the_input_is_recorded(monkeypatch: pytest.MonkeyP
     graph = export_module(net, (x,)).graph
     graded = [value.name for value in graph.of_kind(Kind.PARAMETER)]
     executor = Executor(fuse(plan_keep(training_graph(graph, graded)), graph))
-    tensors: dict[str, Tensor] = {value.name: net.get_parameter(value.target) for value in graph.of_kind(Kind.PARAMETER)}
-    tensors |= {value.name: net.get_buffer(value.target) for value in graph.of_kind(Kind.BUFFER)}
-    tensors |= dict.fromkeys(graph.inputs, x)
+    state = {**dict(net.named_parameters()), **dict(net.named_buffers())}
+    tensors = {value.name: state.get(value.target, x) for value in graph.values if not value.kind.computed}
     monkeypatch.setattr(graphs, "why_not", lambda executor: None)
     recorded = Recorded(executor, GraphPool())
     recorded._warm = 0

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 import tilegrad
 from tilegrad.errors import CaptureError, ModelError
-from tilegrad.importers import capture, export_module
+from tilegrad.importers import capture, device_of, export_module
 from tilegrad.ir import Graph, Kind, Node, Role
+from tilegrad.torch_private import FakeTensorMode
 
 
 class Block(nn.Module):
@@ -136,6 +137,17 @@ def test_outputs_keep_their_structure() -> None:
         "b": ["second", None, 7],
         "again": "image",
     }
+
+
+def test_nodes_run_where_parameters_are_or_buffers_or_the_image() -> None:
+    with FakeTensorMode():
+        cpu, gpu = torch.empty(2), torch.empty(2, device="cuda")
+    bare, filtering, trained = nn.ReLU(), nn.Module(), nn.Linear(1, 1)
+    filtering.register_buffer("kernel", gpu)
+    trained.register_buffer("scale", gpu)
+    found = [device_of(net, [given]).type for net in (bare, filtering, trained) for given in (cpu, gpu)]
+    assert found == ["cpu", "cuda", "cuda", "cuda", "cpu", "cpu"]
+    assert device_of(bare, [1.0, cpu.to("meta"), gpu]).type == "cuda" and device_of(bare).type == "cpu"
 
 
 def test_a_shared_module_has_one_parameter() -> None:

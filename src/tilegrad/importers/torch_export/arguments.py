@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import keyword
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -57,9 +58,10 @@ def _positional(known: Sequence[inspect.Parameter], at: int) -> str:
     return known[at].name if at <= last else f"input_{at}"
 
 
-def device_of(module: nn.Module) -> torch.device:
-    """Where a module's nodes run: where its parameters are."""
-    return next((p.device for p in module.parameters()), torch.device("cpu"))
+def device_of(module: nn.Module, given: Iterable[Any] = ()) -> torch.device:
+    """Where a module's nodes run: where its parameters are, or its buffers; if it has none, the tensors it is given."""
+    data = (t for t in given if isinstance(t, Tensor) and not t.is_meta)
+    return next((t.device for t in chain(module.parameters(), module.buffers(), data)), torch.device("cpu"))
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
@@ -98,7 +100,7 @@ def is_shape(item: Any) -> bool:
 
 def fake_inputs(module: nn.Module, flat: Sequence[Tensor]) -> list[Tensor]:
     """Inputs without data. Parameters may live on another device than a large image: nodes run where parameters are."""
-    device, mode = device_of(module), FakeTensorMode(allow_non_fake_inputs=True)
+    device, mode = device_of(module, flat), FakeTensorMode(allow_non_fake_inputs=True)
     with mode, torch.no_grad():
         fakes = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device) for t in flat]
         return [fake.requires_grad_(t.requires_grad) for fake, t in zip(fakes, flat, strict=True)]

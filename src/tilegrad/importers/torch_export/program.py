@@ -123,7 +123,7 @@ def export_call(
         try:
             start = Snapshot.take(module)
             traced = trace(module, tree, fake_inputs(module, flat), names)
-            return _Importer(traced, type(module).__name__, device_of(module), start).run(away, streamed)
+            return _Importer(traced, type(module).__name__, device_of(module, flat), start).run(away, streamed)
         except TilegradError:
             raise
         except Exception as error:  # whatever the user's code or torch.export raises
