@@ -159,7 +159,7 @@ def _traffic(tiled: Any) -> Traffic:
 def _in_tiles(count: int | None) -> Iterator[None]:
     """Plans of so many tiles on every rank, whatever fits."""
 
-    def plans(ranks: Any, exchanged: Any) -> Iterator[Any]:
+    def plans(ranks: Any, exchanged: Any, tail: Any) -> Iterator[Any]:
         inner, axis = mesh_planner._tile_axis(ranks.mesh)
         plan = mesh_planner.plan_mesh(ranks.graph, inner, exchanged=exchanged, tiles={axis: count})
         yield plan, False, "as the test wants"

@@ -1,0 +1,68 @@
+"""Behind which point of a network every rank computes whole maps, instead of its part of them.
+
+Small maps gain nothing by being cut: their layers take as long as laying out their weights does, at each of them ranks
+meet, and gradients as large as the weights are added up. Behind a point that one value crosses, ranks fetch that value,
+and run the rest alike (rule P5 in `bounds.placement`): nobody waits for anybody forward, and backward the first rank
+tells its gradients. All ranks must come to the same answer, as in `exchange`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ...bounds import Placement, call_of, label_axes, place_values
+from ...ir import Graph, Node
+from ...ops import find
+from ...region import POINT
+from ..problem import MeshProblem
+
+MOST = 20  # points that are tried
+
+
+@dataclass(frozen=True)
+class Tail:
+    """The value that crosses the point, and the nodes behind it."""
+
+    value: str
+    nodes: tuple[str, ...]
+
+
+NO_TAIL = Tail("", ())
+
+
+def choose_tail(ranks: MeshProblem, exchanged: Sequence[str]) -> Tail:
+    """What is predicted to be fastest. Who says how halos are exchanged has all of the network cut."""
+    return NO_TAIL
+
+
+def tails(graph: Graph, mesh: Sequence[str]) -> list[Tail]:
+    """Points that may be chosen: in front of layers with a window, where nothing else
+    that is cut is read behind it, and nothing is given out that would be cut."""
+    axes = label_axes(graph)
+    placement = place_values(graph, axes, mesh)
+    found = dict[str, Tail]()
+    for at, crossing in _crossings(graph, placement):
+        behind = graph.nodes[at:]
+        if crossing in graph.producer and any(_has_window(graph, node, crossing) for node in behind):
+            found[crossing] = Tail(crossing, tuple(node.name for node in behind))
+    return list(found.values())[:: -(-len(found) // MOST) or 1]
+
+
+def _crossings(graph: Graph, placement: Placement) -> Iterator[tuple[int, str]]:
+    """Places in the order of nodes behind which one value that is cut is read of all that comes before; from the end."""
+    read = set[str]()
+    for at in range(len(graph.nodes) - 1, 0, -1):
+        node = graph.nodes[at]
+        if any(placement.cut[out] and out in graph.outputs for out in node.outputs):
+            return
+        read = (read - {*node.outputs}) | {name for name in node.reads if placement.cut[name]}
+        if len(read) == 1:
+            yield at, *read
+
+
+def _has_window(graph: Graph, node: Node, value: str) -> bool:
+    """Does it read more of a value than one place for each that it makes?"""
+    rule = find(node).reads(call_of(graph, node)) or ()
+    reads = (dims for slot, dims in zip(node.inputs, rule, strict=False) if slot.value == value)
+    return any(read.dim is not None and read.window != POINT for dims in reads for read in dims)
