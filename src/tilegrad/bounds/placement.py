@@ -37,6 +37,7 @@ class Placement:
     phase: Mapping[str, int]  # by node
     exchanged: frozenset[str]  # values whose halos move between ranks although nothing else ends there
     tail: frozenset[str] = frozenset()  # nodes
+    whole: frozenset[str] = frozenset()  # nodes of it that are gathered although they could be cut
 
     def is_fold(self, node: Node) -> bool:
         return bool(self.folds[node.name])
@@ -59,7 +60,7 @@ def place_values(
     phase: dict[str, int] = {}
     for node in graph.nodes:
         phase[node.name] = _phase(graph, node, cut, folds, phase, frozenset(exchanged), tail)
-    return Placement(tuple(mesh), cut, folds, phase, frozenset(exchanged), tail)
+    return Placement(tuple(mesh), cut, folds, phase, frozenset(exchanged), tail, frozenset(whole))
 
 
 def _tail(graph: Graph, cut: Mapping[str, frozenset[str]], folds: Mapping[str, frozenset[str]]) -> frozenset[str]:

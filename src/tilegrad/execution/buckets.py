@@ -2,7 +2,8 @@
 
 Values whose gradients are added up over the same ranks enter a pass together, shortly before the first of them is used.
 So autograd has all of their gradients when it comes back to that place: they are laid end to end and added up while
-backward goes on. What only the tail reads has its gradients on the first rank alone, which tells the others: see `tail`.
+backward goes on. What only the tail reads has its gradients on the first rank alone, which tells the others:
+see `tail`.
 """
 
 from __future__ import annotations
@@ -35,9 +36,11 @@ class Arrivals:
     pending: list[Pending] = field(default_factory=list)
 
     def wait(self) -> dict[str, Tensor]:
+        """All of them, which nobody else holds from here on: autograd makes a copy of what others hold."""
         for pending in self.pending:
             pending.wait()
-        return self.found
+        found, self.found, self.pending = self.found, {}, []
+        return found
 
 
 @dataclass(frozen=True)
@@ -63,21 +66,30 @@ class Bucket:
         there = [at for at, name in enumerate(self.names) if name in arrivals.reached]
         if not there:
             return
-        sizes, device = [like[at] for at in there], arrivals.anchor.device
-        if self.mute:
-            flat = torch.empty(sum(map(prod, sizes)), dtype=dtype, device=device)
-        else:
-            nothing = (torch.zeros(like[at], dtype=dtype, device=device) for at in there if grads[at] is None)
-            each = [grad if (grad := grads[at]) is not None else next(nothing) for at in there]
-            as_is = self.alone and each[0].is_contiguous() and fills(each[0])
-            flat = each[0] if as_is else torch.cat([grad.reshape(-1) for grad in each])
-        pieces = [
-            piece.view(size) for piece, size in zip(flat.view(-1).split(list(map(prod, sizes))), sizes, strict=True)
-        ]
+        flat, pieces = self._laid(
+            [grads[at] for at in there], [like[at] for at in there], dtype, arrivals.anchor.device
+        )
         arrivals.found |= {self.names[at]: piece for at, piece in zip(there, pieces, strict=True)}
         what = f"the gradient of '{self.names[there[0]]}'" + (f" and {len(there) - 1} more" if len(there) > 1 else "")
         tell = arrivals.peers.broadcast if self.first else arrivals.peers.sum
         arrivals.pending.append(tell(what, flat, self.axes))
+
+    def _laid(
+        self, grads: Sequence[Tensor | None], sizes: Sequence[torch.Size], dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        """All end to end, and where each lies in it."""
+        only = grads[0]
+        if self.alone and only is not None and only.is_contiguous() and fills(only):
+            return only, [only]
+        if self.mute:
+            flat = torch.empty(sum(map(prod, sizes)), dtype=dtype, device=device)
+        else:
+            flat = torch.cat(
+                [torch.zeros(prod(size), dtype=dtype, device=device) if grad is None else grad.reshape(-1)
+                 for grad, size in zip(grads, sizes, strict=True)]
+            )  # fmt: skip
+        pieces = flat.split_with_sizes([prod(size) for size in sizes])
+        return flat, [piece.view(size) for piece, size in zip(pieces, sizes, strict=True)]
 
 
 class _Entrance(Function):

@@ -1,8 +1,8 @@
-"""The tail of a network: every rank computes it alike, and the first alone its gradients (`bounds.placement`, rule P5).
+"""The tail of a network (`bounds.placement`, rule P5): every rank computes it, and the first alone its gradients.
 
-What the tail reads comes to it over a `Threshold`. Autograd ends there on ranks that are mute; so that it comes by on all
-of them in the same order, each threshold gives a token as well, at which backward begins besides. What it goes on with
-is the gradient that the tail has made, or zeros: the first rank's goes to the owners from there, as any other does.
+What the tail reads comes to it over a `Threshold`. Autograd ends there on ranks that are mute; so that it comes by on
+all of them in the same order, each threshold gives a token as well, at which backward begins besides. It goes on with
+the gradient that the tail has made, or with zeros: the first rank's goes to the owners from there, as any other does.
 """
 
 from __future__ import annotations

@@ -47,13 +47,16 @@ class RankPlan:
 
     def __str__(self) -> str:
         """What this rank runs, and what it sends and receives."""
+        placed = self.mesh_plan.placement
         mesh, mine = self.mesh_plan.mesh, next(a for a in self.accounts if a.coords == self.coords)
         ranks = ", ".join(f"{size} along {axis}" for axis, size in zip(mesh.axes, mesh.sizes, strict=True))
         again = "" if self.kept else "; activations are computed again in backward"
+        tail = [f"tail        {len(whole)} nodes run whole on every rank"] if (whole := placed.whole) else []
         moved = f"{format_bytes(mine.sent_bytes)} sent, {format_bytes(mine.received_bytes)} received a step"
         lines = [
             f"rank        {mine.rank} of {ranks}{again}",
             f"moved       {moved}; halos {len(self.mesh_plan.moved)} times forward",
+            *tail,
         ]
         return "\n".join([format_plan(self.schedule), *lines])
 
@@ -65,6 +68,7 @@ class RankPlan:
             "exchanges": len(plan.moved),
             "tiles": max((len(p.tiles()) for p in self.schedule.phases), default=1),
             "recomputes": not self.kept,
+            "whole": len(plan.placement.whole),
             "imbalance": imbalance(self.accounts),
             "predicted": dict(self.schedule.predicted),
             "ranks": [account.to_json() for account in self.accounts],

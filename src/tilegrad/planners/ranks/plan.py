@@ -97,6 +97,12 @@ class MeshPlan:
         return read_by_tail(self.graph, self.placement.tail)
 
     @cached_property
+    def told_buffers(self) -> frozenset[str]:
+        """Buffers whose new values every rank computes from whole maps: the first rank tells its own, to the bit."""
+        made = {out for node in self.graph.nodes if node.name in self.placement.whole for out in node.outputs}
+        return frozenset(old for old, new in self.graph.updates if new in made)
+
+    @cached_property
     def full(self) -> bool:
         """Has every rank a part of everything?"""
         spans = (one for walk in self.walks for along in walk.spans.values() for one in along)

@@ -16,6 +16,8 @@ from ...ir import Graph, Node
 from ...ops import find
 from ...region import POINT
 from ..problem import MeshProblem
+from .plan import plan_mesh
+from .way import CROWDED, Way
 
 MOST = 20  # points that are tried
 
@@ -32,8 +34,23 @@ NO_TAIL = Tail("", ())
 
 
 def choose_tail(ranks: MeshProblem, exchanged: Sequence[str]) -> Tail:
-    """What is predicted to be fastest. Who says how halos are exchanged has all of the network cut."""
-    return NO_TAIL
+    """What is predicted to be fastest. Who says how halos are exchanged has all of the network cut, and so have GPUs,
+    on which nobody has measured it."""
+    if ranks.exchange != "auto" or ranks.mesh.count == 1 or ranks.machine.kernel_s is not None:
+        return NO_TAIL
+    plain = Way(plan_mesh(ranks.graph, ranks.mesh, exchanged=exchanged), ranks)
+    ways = {NO_TAIL: plain, **whole_ways(ranks, exchanged)}
+    return min(ways, key=lambda tail: ways[tail].step_s(CROWDED))
+
+
+def whole_ways(ranks: MeshProblem, exchanged: Sequence[str]) -> dict[Tail, Way]:
+    """A plan for each point, where every rank has a part of all that is left to be cut."""
+    found = dict[Tail, Way]()
+    for tail in tails(ranks.graph, ranks.mesh.axes):
+        plan = plan_mesh(ranks.graph, ranks.mesh, exchanged=exchanged, whole=tail.nodes)
+        if plan.full:
+            found[tail] = Way(plan, ranks)
+    return found
 
 
 def tails(graph: Graph, mesh: Sequence[str]) -> list[Tail]:
@@ -50,7 +67,7 @@ def tails(graph: Graph, mesh: Sequence[str]) -> list[Tail]:
 
 
 def _crossings(graph: Graph, placement: Placement) -> Iterator[tuple[int, str]]:
-    """Places in the order of nodes behind which one value that is cut is read of all that comes before; from the end."""
+    """Places in the order of nodes, from the end, behind which of all that is cut before one value is read."""
     read = set[str]()
     for at in range(len(graph.nodes) - 1, 0, -1):
         node = graph.nodes[at]
@@ -58,7 +75,8 @@ def _crossings(graph: Graph, placement: Placement) -> Iterator[tuple[int, str]]:
             return
         read = (read - {*node.outputs}) | {name for name in node.reads if placement.cut[name]}
         if len(read) == 1:
-            yield at, *read
+            (crossing,) = read
+            yield at, crossing
 
 
 def _has_window(graph: Graph, node: Node, value: str) -> bool:
