@@ -29,11 +29,14 @@ def with_noise(mesh: Any, case: Case) -> Found:
 
 
 def count(mesh: Any, case: Case) -> dict[str, float]:
-    """What a rank sends in a step, once everything is made."""
+    """What a rank sends in a step, once everything is made; and of how many convolutions it makes gradients."""
     tiled, x = tilegrad.tile(case.net, mesh=mesh), part(case.inputs[0], mesh)
     torch.manual_seed(0)
     with behind(case.tail):
         for _ in range(3):  # in the first, second, fourth, … ranks compare their parameters
             tiled.traffic.clear()
             run_once(tiled, [x], case)
-    return asdict(tiled.traffic)
+        traffic = asdict(tiled.traffic)
+        with torch.autograd.profiler.profile() as found:
+            run_once(tiled, [x], case)
+    return traffic | {"backwards": sum(each.name == "aten::convolution_backward" for each in found.function_events)}

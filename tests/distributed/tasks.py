@@ -21,7 +21,7 @@ from tilegrad.distributed.cut_weights import local_of
 from tilegrad.distributed.join import group_of
 from tilegrad.errors import TilegradError
 from tilegrad.planners import mesh as mesh_planner
-from tilegrad.planners.ranks.tail import NO_TAIL, Tail, tails
+from tilegrad.planners.ranks.tail import NO_POINT, TailPoint, tails
 from tilegrad.region import Box
 from tilegrad.testing.exact import StepResult, integer_tensor
 
@@ -178,9 +178,9 @@ def _in_tiles(count: int | None) -> Iterator[None]:
 def behind(point: int | None) -> Iterator[None]:
     """Plans that run all that is behind a point whole on every rank, whatever is faster."""
 
-    def chosen(ranks: Any, exchanged: Any) -> Tail:
+    def chosen(ranks: Any, exchanged: Any) -> TailPoint:
         found = tails(ranks.graph, ranks.mesh.axes)  # none of a function of a part
-        return NO_TAIL if point is None or not found else found[point]
+        return NO_POINT if point is None or not found else found[point]
 
     with mock.patch.object(mesh_planner, "choose_tail", chosen):
         yield

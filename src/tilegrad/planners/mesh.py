@@ -21,7 +21,7 @@ from .problem import MeshProblem, Planner, Problem, Proposal
 from .ranks.account import Account, busiest_rank, imbalance, make_accounts
 from .ranks.exchange import choose_exchanged
 from .ranks.plan import MeshPlan, plan_mesh
-from .ranks.tail import Tail, choose_tail
+from .ranks.tail import TailPoint, choose_tail
 
 UNBOUND = 1 << 62  # bytes: no budget
 TILES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # of a rank's box, that are tried
@@ -90,7 +90,7 @@ class MeshPlanner(Planner):
             yield Proposal(mine, detail, busiest=busiest, source=(plan, kept))
 
 
-def _plans(ranks: MeshProblem, exchanged: Sequence[str], tail: Tail) -> Iterator[tuple[MeshPlan, bool, str]]:
+def _plans(ranks: MeshProblem, exchanged: Sequence[str], tail: TailPoint) -> Iterator[tuple[MeshPlan, bool, str]]:
     """Everything kept, first with whole maps behind a point, if that is faster; then in ever smaller tiles, computed
     again in backward."""
     if tail.nodes:

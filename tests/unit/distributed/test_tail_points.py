@@ -14,7 +14,7 @@ from tilegrad.planners import MeshProblem
 from tilegrad.planners.mesh import plan_rank
 from tilegrad.planners.ranks.exchange import choose_exchanged
 from tilegrad.planners.ranks.plan import plan_mesh
-from tilegrad.planners.ranks.tail import NO_TAIL, Tail, choose_tail, tails
+from tilegrad.planners.ranks.tail import NO_POINT, TailPoint, choose_tail, tails
 from tilegrad.schedule import Exchange, Sum, check_schedule, format_schedule, parse_schedule
 from tilegrad.schedule.rules import check_peers
 from tilegrad.sim.machine import PRESETS
@@ -23,7 +23,7 @@ SMALL = graph_of(resnet18(), 1, 3, 192, 192)
 TWO = mesh(h=2)
 
 
-def chosen(size: int, **how: object) -> Tail:
+def chosen(size: int, **how: object) -> TailPoint:
     graph = SMALL if size == 192 else graph_of(resnet18(), 1, 3, size, size)
     ranks = MeshProblem(graph, TWO, 0, weights(graph), **how)  # type: ignore[arg-type]
     return choose_tail(ranks, choose_exchanged(ranks))
@@ -31,21 +31,21 @@ def chosen(size: int, **how: object) -> Tail:
 
 def test_small_images_have_a_tail_and_large_ones_none() -> None:
     assert chosen(192) in tails(SMALL, ("h",))
-    assert chosen(1024) == NO_TAIL
+    assert chosen(1024) == NO_POINT
 
 
 @pytest.mark.parametrize("how", [{"exchange": "layer"}, {"exchange": "segment"}, {"machine": PRESETS["h200"]}], ids=str)
 def test_who_says_how_halos_move_has_no_tail(how: dict[str, object]) -> None:
-    assert chosen(192, **how) == NO_TAIL
+    assert chosen(192, **how) == NO_POINT
 
 
 def test_one_rank_has_none() -> None:
-    assert choose_tail(MeshProblem(SMALL, mesh(h=1), 0, weights(SMALL)), ()) == NO_TAIL
+    assert choose_tail(MeshProblem(SMALL, mesh(h=1), 0, weights(SMALL)), ()) == NO_POINT
 
 
 def test_all_ranks_choose_alike() -> None:
     found = [choose_tail(MeshProblem(SMALL, TWO, rank, weights(SMALL)), ()) for rank in range(2)]
-    assert found[0] == found[1] != NO_TAIL
+    assert found[0] == found[1] != NO_POINT
 
 
 def test_points_lie_where_one_value_crosses() -> None:

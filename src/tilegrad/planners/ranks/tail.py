@@ -23,29 +23,29 @@ MOST = 20  # points that are tried
 
 
 @dataclass(frozen=True)
-class Tail:
+class TailPoint:
     """The value that crosses the point, and the nodes behind it."""
 
     value: str
     nodes: tuple[str, ...]
 
 
-NO_TAIL = Tail("", ())
+NO_POINT = TailPoint("", ())
 
 
-def choose_tail(ranks: MeshProblem, exchanged: Sequence[str]) -> Tail:
+def choose_tail(ranks: MeshProblem, exchanged: Sequence[str]) -> TailPoint:
     """What is predicted to be fastest. Who says how halos are exchanged has all of the network cut, and so have GPUs,
     on which nobody has measured it."""
     if ranks.exchange != "auto" or ranks.mesh.count == 1 or ranks.machine.kernel_s is not None:
-        return NO_TAIL
+        return NO_POINT
     plain = Way(plan_mesh(ranks.graph, ranks.mesh, exchanged=exchanged), ranks)
-    ways = {NO_TAIL: plain, **whole_ways(ranks, exchanged)}
-    return min(ways, key=lambda tail: ways[tail].step_s(CROWDED))
+    ways = {NO_POINT: plain, **whole_ways(ranks, exchanged)}
+    return min(ways, key=lambda point: ways[point].step_s(CROWDED))
 
 
-def whole_ways(ranks: MeshProblem, exchanged: Sequence[str]) -> dict[Tail, Way]:
+def whole_ways(ranks: MeshProblem, exchanged: Sequence[str]) -> dict[TailPoint, Way]:
     """A plan for each point, where every rank has a part of all that is left to be cut."""
-    found = dict[Tail, Way]()
+    found = dict[TailPoint, Way]()
     for tail in tails(ranks.graph, ranks.mesh.axes):
         plan = plan_mesh(ranks.graph, ranks.mesh, exchanged=exchanged, whole=tail.nodes)
         if plan.full:
@@ -53,16 +53,16 @@ def whole_ways(ranks: MeshProblem, exchanged: Sequence[str]) -> dict[Tail, Way]:
     return found
 
 
-def tails(graph: Graph, mesh: Sequence[str]) -> list[Tail]:
-    """Points that may be chosen: in front of layers with a window, where nothing else
-    that is cut is read behind it, and nothing is given out that would be cut."""
+def tails(graph: Graph, mesh: Sequence[str]) -> list[TailPoint]:
+    """Points that may be chosen, the last first: in front of layers with a window, where nothing else that is cut is
+    read behind them, and nothing that would be cut is given out."""
     axes = label_axes(graph)
     placement = place_values(graph, axes, mesh)
-    found = dict[str, Tail]()
+    found = dict[str, TailPoint]()
     for at, crossing in _crossings(graph, placement):
         behind = graph.nodes[at:]
         if crossing in graph.producer and any(_has_window(graph, node, crossing) for node in behind):
-            found[crossing] = Tail(crossing, tuple(node.name for node in behind))
+            found[crossing] = TailPoint(crossing, tuple(node.name for node in behind))
     return list(found.values())[:: -(-len(found) // MOST) or 1]
 
 
