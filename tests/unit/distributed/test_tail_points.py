@@ -9,7 +9,7 @@ from test_mesh_plan import graph_of, mesh, weights
 from torch import Tensor, nn
 
 from tilegrad.bounds.mesh import Mesh
-from tilegrad.models import resnet18, unet
+from tilegrad.models import resnet18, unet, vgg16
 from tilegrad.planners import MeshProblem
 from tilegrad.planners.mesh import plan_rank
 from tilegrad.planners.ranks.exchange import choose_exchanged
@@ -32,6 +32,8 @@ def chosen(size: int, **how: object) -> TailPoint:
 def test_small_images_have_a_tail_and_large_ones_none() -> None:
     assert chosen(192) in tails(SMALL, ("h",))
     assert chosen(1024) == NO_POINT
+    graph = graph_of(vgg16(width=0.25, head="pool"), 1, 3, 1024, 1024)
+    assert choose_tail(MeshProblem(graph, TWO, 0, weights(graph)), ()) == NO_POINT
 
 
 @pytest.mark.parametrize("how", [{"exchange": "layer"}, {"exchange": "segment"}, {"machine": PRESETS["h200"]}], ids=str)

@@ -20,6 +20,7 @@ from .plan import plan_mesh
 from .way import CROWDED, Way
 
 MOST = 20  # points that are tried
+WORTH = 0.99  # of the time without a point: less of a difference is none
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,9 @@ def choose_tail(ranks: MeshProblem, exchanged: Sequence[str]) -> TailPoint:
         return NO_POINT
     plain = Way(plan_mesh(ranks.graph, ranks.mesh, exchanged=exchanged), ranks)
     ways = {NO_POINT: plain, **whole_ways(ranks, exchanged)}
-    return min(ways, key=lambda point: ways[point].step_s(CROWDED))
+    seconds = {point: way.step_s(CROWDED) for point, way in ways.items()}
+    best = min(seconds, key=seconds.__getitem__)
+    return best if seconds[best] < WORTH * seconds[NO_POINT] else NO_POINT
 
 
 def whole_ways(ranks: MeshProblem, exchanged: Sequence[str]) -> dict[TailPoint, Way]:
