@@ -33,7 +33,8 @@ def test_small_images_have_a_tail_and_large_ones_none() -> None:
     assert chosen(192) in tails(SMALL, ("h",))
     assert chosen(1024) == NO_POINT
     graph = graph_of(vgg16(width=0.25, head="pool"), 1, 3, 1024, 1024)
-    assert choose_tail(MeshProblem(graph, TWO, 0, weights(graph)), ()) == NO_POINT
+    ranks = MeshProblem(graph, TWO, 0, weights(graph))
+    assert choose_tail(ranks, choose_exchanged(ranks)) == NO_POINT
 
 
 @pytest.mark.parametrize("how", [{"exchange": "layer"}, {"exchange": "segment"}, {"machine": PRESETS["h200"]}], ids=str)

@@ -20,7 +20,7 @@ from .plan import plan_mesh
 from .way import CROWDED, Way
 
 MOST = 20  # points that are tried
-WORTH = 0.99  # of the time without a point: less of a difference is none
+WORTH = 0.995  # of the time without a point: less of a difference is none
 
 
 @dataclass(frozen=True)
