@@ -178,6 +178,9 @@ class Nobody:
     def sum(self, what: str, tensor: Tensor, axes: frozenset[str]) -> Nobody:
         return self
 
+    def broadcast(self, what: str, tensor: Tensor, axes: frozenset[str]) -> Nobody:
+        return self
+
     def wait(self) -> None:
         """Nothing is on its way."""
 

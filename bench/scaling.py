@@ -34,7 +34,8 @@ from tilegrad.errors import GridError
 from tilegrad.importers import export_module
 from tilegrad.ir import Graph, Kind
 from tilegrad.planners import MeshProblem
-from tilegrad.planners.ranks.forecast import Forecast, OnPaper
+from tilegrad.planners.ranks.forecast import OnPaper
+from tilegrad.planners.ranks.way import Forecast
 from tilegrad.sim.links import LINKS
 from tilegrad.sim.machine import PRESETS, Machine
 from tilegrad.sim.measure import this_machine

@@ -35,6 +35,7 @@ __all__ = [
     "backward_node",
     "backward_task",
     "begin_batch",
+    "begin_broadcast",
     "begin_gather",
     "begin_messages",
     "begin_sum",
@@ -174,6 +175,12 @@ def allocated_bytes(device: torch.device) -> int:
 
 def begin_sum(group: Any, tensor: Tensor) -> Any:
     return group.allreduce([tensor])
+
+
+def begin_broadcast(group: Any, tensor: Tensor, source: int) -> Any:
+    options = dist.BroadcastOptions()
+    options.rootRank = source
+    return group.broadcast([tensor], options)
 
 
 def begin_gather(group: Any, rows: Tensor, tensor: Tensor) -> Any:

@@ -21,6 +21,7 @@ from tilegrad.distributed.cut_weights import local_of
 from tilegrad.distributed.join import group_of
 from tilegrad.errors import TilegradError
 from tilegrad.planners import mesh as mesh_planner
+from tilegrad.planners.ranks.tail import NO_POINT, TailPoint, tails
 from tilegrad.region import Box
 from tilegrad.testing.exact import StepResult, integer_tensor
 
@@ -40,6 +41,7 @@ class Case:
     no_grad: bool = False
     seed: int = 0
     tiles: int | None = None  # of a rank's own box, instead of keeping everything
+    tail: int | None = None  # which of the points behind which all is whole is taken, from the last; else none
     hosted: bool = False  # messages lie elsewhere than tensors, as those of a GPU over gloo
     options: Mapping[str, Any] = field(default_factory=dict)  # of `tile`
 
@@ -69,9 +71,10 @@ def step(mesh: Any, case: Case) -> Found:
     tiled = tilegrad.tile(case.net, mesh=mesh, **options, **case.options)
     tiled.traffic.clear()
     given = [_given(mesh, case, at, x) for at, x in enumerate(case.inputs)]
-    with _in_tiles(case.tiles), _elsewhere(mesh) if case.hosted else contextlib.nullcontext():
+    with _in_tiles(case.tiles), behind(case.tail), _elsewhere(mesh) if case.hosted else contextlib.nullcontext():
         for _ in range(case.steps):
             outputs = run_once(tiled, given, case)
+    assert bool(tiled.plan.mesh_plan.placement.whole) == (case.tail is not None)
     traffic = _traffic(tiled)
     leaves = {f"input {at}": x for at, x in enumerate(given) if isinstance(x, Part | Tensor)}
     gradients = {name: _gathered(x) if isinstance(x, Part) else x.grad for name, x in leaves.items() if x.requires_grad}
@@ -159,7 +162,7 @@ def _traffic(tiled: Any) -> Traffic:
 def _in_tiles(count: int | None) -> Iterator[None]:
     """Plans of so many tiles on every rank, whatever fits."""
 
-    def plans(ranks: Any, exchanged: Any) -> Iterator[Any]:
+    def plans(ranks: Any, exchanged: Any, tail: Any) -> Iterator[Any]:
         inner, axis = mesh_planner._tile_axis(ranks.mesh)
         plan = mesh_planner.plan_mesh(ranks.graph, inner, exchanged=exchanged, tiles={axis: count})
         yield plan, False, "as the test wants"
@@ -168,6 +171,18 @@ def _in_tiles(count: int | None) -> Iterator[None]:
         yield
         return
     with mock.patch.object(mesh_planner, "_plans", plans):
+        yield
+
+
+@contextlib.contextmanager
+def behind(point: int | None) -> Iterator[None]:
+    """Plans that run all that is behind a point whole on every rank, whatever is faster."""
+
+    def chosen(ranks: Any, exchanged: Any) -> TailPoint:
+        found = tails(ranks.graph, ranks.mesh.axes)  # none of a function of a part
+        return NO_POINT if point is None or not found else found[point]
+
+    with mock.patch.object(mesh_planner, "choose_tail", chosen):
         yield
 
 
@@ -294,10 +309,11 @@ def odd_second(mesh: Any, payload: tuple[nn.Module, list[list[tuple[int, ...]]]]
         tiled(part(torch.zeros(size, dtype=torch.float64), mesh))
 
 
-def several_calls(mesh: Any, payload: tuple[nn.Module, Tensor, str]) -> dict[str, Tensor | None]:
-    net, x, how = payload
+def several_calls(mesh: Any, payload: tuple[nn.Module, Tensor, str, int | None]) -> dict[str, Tensor | None]:
+    net, x, how, tail = payload
     tiled, given = tilegrad.tile(net, mesh=mesh), part(x.requires_grad_(), mesh)
-    call_several(tiled, given, how)
+    with behind(tail):
+        call_several(tiled, given, how)
     found = {name: p.grad for name, p in net.named_parameters()}
     return found | {"input": _gathered(given)}
 

@@ -32,5 +32,5 @@ def test_a_step_of_resnet18_makes_few_calls(pool: Pool) -> None:
         assert found["calls"] <= 10_000  # functions in Python; it was 30,000
         folds, buckets = norms + 1, 1 + 2 * size // 2**20  # the pool is a fold, too; each two of buckets fill one
         assert 0 < found["gathers"] <= folds + 1  # and one in which ranks agree on their call
-        assert 0 < found["sums"] <= folds + buckets
-        assert found["summed_bytes"] >= size
+        assert 0 < found["sums"] + found["broadcasts"] <= folds + buckets
+        assert found["summed_bytes"] + found["broadcast_bytes"] >= size

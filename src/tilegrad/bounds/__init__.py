@@ -18,6 +18,7 @@ from .lines import tile_line as tile_line
 from .lowering import lower_graph as lower_graph
 from .placement import Placement as Placement
 from .placement import place_values as place_values
+from .placement import read_by_tail as read_by_tail
 from .roles import NodePart as NodePart
 from .roles import Roles as Roles
 from .roles import choose_axes as choose_axes

@@ -10,6 +10,9 @@ Rule P3  *gather*: the axis is read whole by anything else that has a box rule (
          one pixel): every rank fetches all of it and computes the same. An operator without a box rule is an error.
 Rule P4  Phases: a local node joins the phase of its inputs where they are cut along the same axes; what reads a fold's
          result, a value that is exchanged (`exchanged`), or values cut along fewer axes begins a later one.
+Rule P5  The *tail* is every node whose output is not cut and of which nothing is made that is, by folds neither: what
+         every rank computes alike to the end. Its gradients count on the first rank alone, and nothing of them is made
+         on others. A planner may gather nodes that could be cut (`whole`), to make it longer.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ from ..ops import Call, Op, Reduction, find
 from ..region import Box
 from .axes import Axes, call_of
 
+NONE: frozenset[str] = frozenset()
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -31,13 +36,17 @@ class Placement:
     folds: Mapping[str, frozenset[str]]  # by node: the axes it folds
     phase: Mapping[str, int]  # by node
     exchanged: frozenset[str]  # values whose halos move between ranks although nothing else ends there
+    tail: frozenset[str] = frozenset()  # nodes
+    whole: frozenset[str] = frozenset()  # nodes of it that are gathered although they could be cut
 
     def is_fold(self, node: Node) -> bool:
         return bool(self.folds[node.name])
 
 
-def place_values(graph: Graph, axes: Axes, mesh: Sequence[str], exchanged: Collection[str] = ()) -> Placement:
-    """Place all values of a lowered graph."""
+def place_values(
+    graph: Graph, axes: Axes, mesh: Sequence[str], exchanged: Collection[str] = (), whole: Collection[str] = ()
+) -> Placement:
+    """Place all values of a lowered graph. `whole`: nodes that are gathered although they could be cut."""
     cut: dict[str, frozenset[str]] = {}
     for value in graph.values:
         if not value.kind.computed:
@@ -45,11 +54,29 @@ def place_values(graph: Graph, axes: Axes, mesh: Sequence[str], exchanged: Colle
             cut[value.name] = frozenset(a for a in mesh if owned and a in axes.dims[value.name])
     folds: dict[str, frozenset[str]] = {}
     for node in graph.nodes:
-        cut[node.outputs[0]], folds[node.name] = _place(graph, axes, node, cut, mesh)
+        apart = node.name in whole
+        cut[node.outputs[0]], folds[node.name] = (NONE, NONE) if apart else _place(graph, axes, node, cut, mesh)
+    tail = _tail(graph, cut, folds)
     phase: dict[str, int] = {}
     for node in graph.nodes:
-        phase[node.name] = _phase(graph, node, cut, folds, phase, frozenset(exchanged))
-    return Placement(tuple(mesh), cut, folds, phase, frozenset(exchanged))
+        phase[node.name] = _phase(graph, node, cut, folds, phase, frozenset(exchanged), tail)
+    return Placement(tuple(mesh), cut, folds, phase, frozenset(exchanged), tail, frozenset(whole))
+
+
+def _tail(graph: Graph, cut: Mapping[str, frozenset[str]], folds: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    """Rule P5."""
+    found = set[str]()
+    for node in reversed(graph.nodes):
+        readers = (reader for out in node.outputs for reader in graph.consumers[out])
+        if not cut[node.outputs[0]] and not folds[node.name] and all(reader.name in found for reader in readers):
+            found.add(node.name)
+    return frozenset(found)
+
+
+def read_by_tail(graph: Graph, tail: Collection[str]) -> frozenset[str]:
+    """What nobody else reads."""
+    readers = graph.consumers
+    return frozenset(v.name for v in graph.values if readers[v.name] and all(n.name in tail for n in readers[v.name]))
 
 
 def _place(
@@ -108,6 +135,7 @@ def _phase(
     folds: Mapping[str, frozenset[str]],
     phase: Mapping[str, int],
     exchanged: frozenset[str],
+    tail: frozenset[str],
 ) -> int:
     latest = 0
     walked = cut[node.outputs[0]] | folds[node.name]  # the axes of the walk it belongs to
@@ -116,6 +144,8 @@ def _phase(
         if maker is None:
             continue
         moved = name in exchanged and not folds[node.name]  # a fold reads no halo
-        same = not folds[maker.name] and cut[name] == walked and not moved
+        same = (
+            not folds[maker.name] and cut[name] == walked and not moved and (maker.name in tail) == (node.name in tail)
+        )
         latest = max(latest, phase[maker.name] + (not same))
     return latest

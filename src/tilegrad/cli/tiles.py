@@ -15,6 +15,7 @@ from ..ir import Graph, Kind
 from ..planners import MeshProblem
 from ..planners.ranks.exchange import choose_exchanged
 from ..planners.ranks.plan import MeshPlan, plan_mesh
+from ..planners.ranks.tail import choose_tail
 from ..report.html import save_page
 from ..report.ranks import print_ranks, ranks_json
 from ..report.tiles import geometry, print_tiles
@@ -68,8 +69,9 @@ def make_mesh_plan(args: argparse.Namespace) -> MeshPlan:
     mesh = Mesh(tuple(names), sizes, tuple(range(prod(sizes))))
     lowered = lower_graph(graph)
     graded = tuple(v.name for v in lowered.of_kind(Kind.PARAMETER) if v.type.floating)
-    exchanged = choose_exchanged(MeshProblem(lowered, mesh, 0, graded, args.exchange))
-    return plan_mesh(lowered, mesh, exchanged=exchanged)
+    problem = MeshProblem(lowered, mesh, 0, graded, args.exchange)
+    exchanged = choose_exchanged(problem)
+    return plan_mesh(lowered, mesh, exchanged=exchanged, whole=choose_tail(problem, exchanged).nodes)
 
 
 def make_tiling(args: argparse.Namespace) -> Tiling:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..bounds.mesh import Coords, Mesh
 from ..execution.messages import Messages, pack
-from ..torch_private import begin_batch, begin_gather, begin_messages, begin_sum
+from ..torch_private import begin_batch, begin_broadcast, begin_gather, begin_messages, begin_sum
 from .watch import Watch
 
 T = TypeVar("T")
@@ -36,6 +36,8 @@ class Traffic:
     gathers: int = 0  # of those
     summed_bytes: int = 0  # gradients that ranks share
     sums: int = 0  # of those
+    broadcast_bytes: int = 0  # gradients that the first rank makes for all
+    broadcasts: int = 0  # of those
     waited_s: float = 0.0  # for other ranks
 
     def clear(self) -> None:
@@ -154,6 +156,16 @@ class Group:
         self.traffic.sums += 1
         sent = tensor.to(self._wire)
         return self._begun(what, ranks, lambda: [begin_sum(group, sent)], [(tensor, sent)])
+
+    def broadcast(self, what: str, tensor: Tensor, axes: frozenset[str]) -> PendingMessage:
+        """Begin to give the first's tensor to all ranks that differ along `axes`, in place."""
+        group, ranks = self.among(axes)
+        if group is None or not tensor.numel():
+            return PendingMessage(lambda: None)
+        self.traffic.broadcast_bytes += tensor.nbytes
+        self.traffic.broadcasts += 1
+        sent, source = tensor.to(self._wire), sorted(ranks).index(ranks[0])
+        return self._begun(what, ranks, lambda: [begin_broadcast(group, sent, source)], [(tensor, sent)])
 
     # -- agreement -----------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
 from ..execution import Pass, RankPass
@@ -30,7 +31,20 @@ class RankStep:
         return self.session.spent
 
     def forward(self) -> tuple[list[Tensor], list[tuple[str, Tensor]]]:
-        return self.session.forward()
+        outputs, updates = self.session.forward()
+        told = self.runner.mesh_plan.told_buffers
+        mine = [(name, value) for name, value in updates if name in told and value.is_floating_point()]
+        firsts = dict[str, Tensor]()
+        for dtype in dict.fromkeys(value.dtype for _, value in mine):
+            firsts |= self._firsts([(name, value) for name, value in mine if value.dtype == dtype])
+        return outputs, [(name, firsts.get(name, value)) for name, value in updates]
+
+    def _firsts(self, values: Sequence[tuple[str, Tensor]]) -> dict[str, Tensor]:
+        """What the first rank has."""
+        group, flat = self.runner.group, torch.cat([value.reshape(-1) for _, value in values])
+        group.broadcast("the buffers", flat, frozenset(group.mesh.axes)).wait()
+        pieces = flat.split_with_sizes([value.numel() for _, value in values])
+        return {name: piece.view(value.shape) for (name, value), piece in zip(values, pieces, strict=True)}
 
     def backward(self, grads: Sequence[Tensor | None]) -> dict[str, Tensor]:
         for name, parameter in self.sharded.items():

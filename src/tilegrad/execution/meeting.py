@@ -7,7 +7,7 @@ and, along each axis, one message to each peer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -109,7 +109,8 @@ class FoldGroup:
 
 class Meeting:
     """`steps`: exchanges along one axis after another. Takes what is owned of each value of `spreads`, and further
-    tensors; gives the values with their margins, and what the reductions `parts` make."""
+    tensors; gives the values with their margins, and what the reductions `parts` make. `goes_back`: has a strip that is
+    taken a gradient?"""
 
     def __init__(
         self,
@@ -118,7 +119,9 @@ class Meeting:
         steps: Sequence[Exchange],
         dtypes: Mapping[str, torch.dtype],
         device: torch.device,
+        goes_back: Callable[[Strip], bool],
     ):
+        self.goes_back = goes_back
         self.spreads, self.parts, self.steps = spreads, parts, steps
         self.dtypes, self.device, self.count = dtypes, device, len(spreads)
         self.index = {spread.value: at for at, spread in enumerate(spreads)}
@@ -222,18 +225,19 @@ class Meeting:
         """How many tensors the totals of each reduction are, once they are known."""
         return []
 
+    def _only(self, step: Exchange, values: frozenset[str]) -> Exchange:
+        """The way back of some of its values."""
+        ways = (step.takes, step.gives)
+        gives, takes = (tuple(s for s in each if s.value in values and self.goes_back(s)) for each in ways)
+        values_back = tuple(v for v in step.values if v in values)
+        return replace(step, values=values_back, gives=gives, takes=takes, gradient=True)
+
     def _way_back(self, halos: tuple[int, ...]) -> list[Leg]:
         if halos not in self._back:
             values = frozenset(self.spreads[at].value for at in halos)
-            steps = [_only(step, values) for step in reversed(self.steps)]
+            steps = [self._only(step, values) for step in reversed(self.steps)]
             self._back[halos] = self._legs(steps, last={True: self._held, False: self._own})
         return self._back[halos]
-
-
-def _only(step: Exchange, values: frozenset[str]) -> Exchange:
-    """The way back of some of its values."""
-    gives, takes = (tuple(s for s in strips if s.value in values) for strips in (step.takes, step.gives))
-    return replace(step, values=tuple(v for v in step.values if v in values), gives=gives, takes=takes, gradient=True)
 
 
 def _with_margins(spread: HeldValue, own: Tensor) -> Tensor:

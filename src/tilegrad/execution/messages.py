@@ -31,6 +31,9 @@ class Peers(Protocol):
     def sum(self, what: str, tensor: Tensor, axes: frozenset[str]) -> Pending:
         """Begin to add up a tensor over the ranks that differ along `axes`, in place."""
 
+    def broadcast(self, what: str, tensor: Tensor, axes: frozenset[str]) -> Pending:
+        """Begin to give the first's tensor to all ranks that differ along `axes`, in place."""
+
 
 Place = tuple[Strip, Tensor]  # and where it lies in a message
 

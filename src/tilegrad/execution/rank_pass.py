@@ -36,6 +36,7 @@ class RankPass:
         self.output_names = executor.graph.outputs
         self.arrivals = Arrivals(peers, torch.zeros((), device=device, requires_grad=True))
         self.edges: dict[str, tuple[GradientEdge, torch.dtype]] = {}
+        self.ends: list[GradientEdge] = []  # where backward begins besides
         self.spent = False
 
     def forward(self) -> tuple[list[Tensor], list[tuple[str, Tensor]]]:
@@ -58,6 +59,12 @@ class RankPass:
             (old, found[new].detach()) for old, new in graph.updates
         ]
 
+    def behind_end(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The first of them is a token, at which backward begins; the others go on."""
+        if tensors[0].requires_grad:
+            self.ends.append(get_gradient_edge(tensors[0]))
+        return tensors[1:]
+
     def _outside(self, name: str, found: Mapping[str, Tensor]) -> Tensor:
         return self.tensors[name].to(self.device) if name in self.tensors else found[name].detach()
 
@@ -75,6 +82,10 @@ class RankPass:
                 edge, dtype = edges[name]
                 roots.append(edge)
                 seeds.append(torch.zeros_like(grad, dtype=dtype) if name in mute else grad.to(self.device, dtype))
+        ends, self.ends = self.ends, []
+        if given:
+            roots += ends
+            seeds += [self.arrivals.anchor.detach()] * len(ends)
         with around(self.device):
             self._run_backward(roots, seeds)
         found = self.arrivals.wait()

@@ -27,6 +27,7 @@ from .meeting import FoldPart, HeldValue, Meeting
 from .messages import named_dtypes
 from .prepared import TileChain, TileNode
 from .stretch import Stretch, WholeNode
+from .tail import Tail, Threshold
 
 if TYPE_CHECKING:
     from .rank_pass import RankPass
@@ -68,7 +69,10 @@ class RankProgram:
         forth = executor.schedule.steps[: executor.schedule.turn]
         self._moved = {value for step in forth if isinstance(step, Exchange) for value in step.values}
         sums = [step for step in executor.schedule.steps if isinstance(step, Sum) and step.later]
-        self._buckets = {n: bucket for bucket in in_buckets(executor, sums, needs) for n in bucket.names}
+        self._tail, self._behind = Tail(executor.schedule), False  # is what is built now of the tail?
+        self._crossed: dict[int, int] = {}  # slots of what the tail reads, by what they are before it
+        each = in_buckets(executor, sums, needs, self._tail.mute)
+        self._buckets = {n: bucket for bucket in each for n in bucket.names}
         self._build()
         self.outputs = {name: self._get(name, executor.owned[name]) for name in self._wanted()}
         self._find_dead()
@@ -110,6 +114,17 @@ class RankProgram:
         self._add(lambda _, tensors: (cropped(tensors[0], frame),), (slot,), (self._put(value, box),))
         return self.size - 1
 
+    def _read(self, value: str, box: Box) -> int:
+        """For a node."""
+        slot, tail, bucket = self._get(value, box), self._tail, self._buckets.get(value)
+        crosses = self._behind and value in self.needs and value in tail.carries and value not in tail.makes
+        if not crosses or (bucket is not None and bucket.first):
+            return slot
+        if slot not in self._crossed:
+            self._crossed[slot], self.size = self.size, self.size + 1
+            self._add(_crossing(Threshold(value, tail.mute)), (slot,), (self._crossed[slot],))
+        return self._crossed[slot]
+
     def _enter(self, value: str) -> None:
         """A value of the caller's, and with it those whose gradients are added up together."""
         bucket = self._buckets.get(value)
@@ -139,8 +154,11 @@ class RankProgram:
         for gathering in before:
             self._meet(gathering)
         for step, behind in runs:
-            for each in self.executor.program(self.executor.schedule.islands[step.island]):
+            island = self.executor.schedule.islands[step.island]
+            self._behind = self._tail.holds(island.nodes)
+            for each in self.executor.program(island):
                 self._step(each)
+            self._behind = False
             for gathering in behind:
                 self._meet(gathering)
 
@@ -177,7 +195,7 @@ class RankProgram:
             case TileNode():
                 self._compute(step)
             case TileChain():
-                takes = [self._get(*read) for reads in step.reads for read in reads]
+                takes = [self._read(*read) for reads in step.reads for read in reads]
                 out = self._put(step.out, step.fused.steps[-1].out)
                 self._add(_chain(step, self.device), takes, (out,), early=step.out in self._moved)
             case Stretch():
@@ -195,7 +213,7 @@ class RankProgram:
                 raise InternalError(f"'{value}' is stored and not there", where=self.graph.name)
 
     def _whole(self, value: str) -> int:
-        return self._get(value, self.executor.full[value])
+        return self._read(value, self.executor.full[value])
 
     def _compute(self, node: TileNode) -> None:
         """Once for all phases that use it, where what it reads is there."""
@@ -207,7 +225,7 @@ class RankProgram:
         if raw is None or any(self._missing(*read) for read in reads):
             box, raw, reads = step.out, step.reads, list(node.reads)
         place = Place(box, tuple(raw), 0, self.device)
-        takes, early = [self._get(*read) for read in reads], node.out in self._moved
+        takes, early = [self._read(*read) for read in reads], node.out in self._moved
         self._add(_node(node, place), takes, (self._put(node.out, box),), early=early)
 
     def _missing(self, value: str, box: Box) -> bool:
@@ -224,7 +242,7 @@ class RankProgram:
         parts = [self._part(step, list(moved), takes) for step in gathering.folds]
         if not spreads and not parts:
             return
-        meeting = Meeting(spreads, parts, gathering.exchanges, self.dtypes, self.device)
+        meeting = Meeting(spreads, parts, gathering.exchanges, self.dtypes, self.device, self._tail.goes_back)
         gives = [self._put(spread.value, spread.region) for spread in spreads]
         for part in parts:
             out = part.call.node.outputs[0]
@@ -281,4 +299,12 @@ def _whole_node(step: WholeNode) -> Function:
 
 
 def _entrance(bucket: Bucket) -> Function:
-    return lambda run, _: bucket.enter(run.arrivals, [run.tensors[name] for name in bucket.names], run.device)
+    def enter(run: RankPass, _: list[Tensor]) -> Sequence[Tensor]:
+        found = bucket.enter(run.arrivals, [run.tensors[name] for name in bucket.names], run.device)
+        return run.behind_end(found) if bucket.first else found
+
+    return enter
+
+
+def _crossing(threshold: Threshold) -> Function:
+    return lambda run, tensors: run.behind_end(threshold.cross(run.arrivals, tensors[0]))

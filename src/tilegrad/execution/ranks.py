@@ -7,7 +7,8 @@ Rule D2  What is not cut is the same on all ranks, and every rank computes it. I
 Rule D3  A fold's parts are combined over ranks in their order, so all ranks have the same result to the last bit. Its
          gradient is added up over the same ranks.
 Rule D4  Gradients of parameters are added up over all ranks (those of parameters that are cut over the ranks that share
-         a box), begun while backward goes on.
+         a box), begun while backward goes on. Those of what only the tail reads (`bounds.placement`, rule P5) the first
+         rank alone has, and all others get its bits.
 Rule D5  All ranks make the same calls in the same order, whether their boxes are empty or not.
 """
 
@@ -133,7 +134,8 @@ class Ranks:
         run.grads[name].write(extent, own)
         maker = run.graph.producer.get(name)
         what = maker.describe() if maker is not None else f"'{name}'"
-        pending = self.peers.sum(f"the gradient of {what}", own, step.axes)
+        tell = self.peers.broadcast if step.first else self.peers.sum
+        pending = tell(f"the gradient of {what}", own, step.axes)
         if step.later:
             self.pending.append(pending)
         else:

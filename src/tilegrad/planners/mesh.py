@@ -21,6 +21,7 @@ from .problem import MeshProblem, Planner, Problem, Proposal
 from .ranks.account import Account, busiest_rank, imbalance, make_accounts
 from .ranks.exchange import choose_exchanged
 from .ranks.plan import MeshPlan, plan_mesh
+from .ranks.tail import TailPoint, choose_tail
 
 UNBOUND = 1 << 62  # bytes: no budget
 TILES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # of a rank's box, that are tried
@@ -46,13 +47,16 @@ class RankPlan:
 
     def __str__(self) -> str:
         """What this rank runs, and what it sends and receives."""
+        placed = self.mesh_plan.placement
         mesh, mine = self.mesh_plan.mesh, next(a for a in self.accounts if a.coords == self.coords)
         ranks = ", ".join(f"{size} along {axis}" for axis, size in zip(mesh.axes, mesh.sizes, strict=True))
         again = "" if self.kept else "; activations are computed again in backward"
+        tail = [f"tail        {len(whole)} nodes run whole on every rank"] if (whole := placed.whole) else []
         moved = f"{format_bytes(mine.sent_bytes)} sent, {format_bytes(mine.received_bytes)} received a step"
         lines = [
             f"rank        {mine.rank} of {ranks}{again}",
             f"moved       {moved}; halos {len(self.mesh_plan.moved)} times forward",
+            *tail,
         ]
         return "\n".join([format_plan(self.schedule), *lines])
 
@@ -64,6 +68,7 @@ class RankPlan:
             "exchanges": len(plan.moved),
             "tiles": max((len(p.tiles()) for p in self.schedule.phases), default=1),
             "recomputes": not self.kept,
+            "whole": len(plan.placement.whole),
             "imbalance": imbalance(self.accounts),
             "predicted": dict(self.schedule.predicted),
             "ranks": [account.to_json() for account in self.accounts],
@@ -78,14 +83,19 @@ class MeshPlanner(Planner):
     def propose(self, problem: Problem) -> Iterator[Proposal]:
         if (ranks := problem.ranks) is None:
             return
-        for plan, kept, detail in _plans(ranks, choose_exchanged(ranks)):
+        exchanged = choose_exchanged(ranks)
+        for plan, kept, detail in _plans(ranks, exchanged, choose_tail(ranks, exchanged)):
             busiest = plan.schedule(busiest_rank(plan, ranks.graded), ranks.graded, kept=kept)
             mine = plan.schedule(plan.mesh.coords_of(ranks.rank), ranks.graded, kept=kept)
             yield Proposal(mine, detail, busiest=busiest, source=(plan, kept))
 
 
-def _plans(ranks: MeshProblem, exchanged: Sequence[str]) -> Iterator[tuple[MeshPlan, bool, str]]:
-    """Everything kept, then in ever smaller tiles, computed again in backward."""
+def _plans(ranks: MeshProblem, exchanged: Sequence[str], tail: TailPoint) -> Iterator[tuple[MeshPlan, bool, str]]:
+    """Everything kept, first with whole maps behind a point, if that is faster; then in ever smaller tiles, computed
+    again in backward."""
+    if tail.nodes:
+        plan = plan_mesh(ranks.graph, ranks.mesh, exchanged=exchanged, whole=tail.nodes)
+        yield plan, True, f"everything kept, whole behind {tail.value}"
     yield plan_mesh(ranks.graph, ranks.mesh, exchanged=exchanged), True, "everything kept"
     inner, axis = _tile_axis(ranks.mesh)
     for count in TILES:

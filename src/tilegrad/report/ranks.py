@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 
 from ..planners.ranks.account import Account, imbalance, make_accounts
-from ..planners.ranks.forecast import Forecast
 from ..planners.ranks.plan import MeshPlan
+from ..planners.ranks.way import Forecast
 from ..units import format_bytes, format_predicted, format_rate
 from .terminal import make_table
 

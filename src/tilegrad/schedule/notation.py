@@ -72,7 +72,8 @@ def _names(names: Iterable[str]) -> str:
 
 
 def _format_seat(seat: Seat) -> list[str]:
-    lines = [_line("rank", str(seat.rank), *(["mute", _names(sorted(seat.mute))] if seat.mute else []))]
+    named = (("mute", seat.mute), ("tail", seat.tail))
+    lines = [_line("rank", str(seat.rank), *(word for kind, n in named if n for word in (kind, _names(sorted(n)))))]
     lines += [_line("owns", name, box.text, "holds", seat.regions[name].text) for name, box in seat.owned.items()]
     return lines
 
@@ -122,8 +123,9 @@ def _format_step(step: ScheduleStep) -> str:
             strips = [word for kind, each in (("gives", gives), ("takes", takes)) for s in each for word in
                       (kind, s.value, s.box.text, str(s.rank))]  # fmt: skip
             return _line("exchange", _names(values), *strips, "gradient" if gradient else "")
-        case Sum(value=value, axes=axes, later=later):
-            return _line("sum", value, _names(sorted(axes)) or "-", "later" if later else "")
+        case Sum(value=value, axes=axes, later=later, first=first):
+            when, whose = "later" if later else "", "first" if first else ""
+            return _line("sum", value, _names(sorted(axes)) or "-", when, whose)
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -242,6 +244,7 @@ class _SeatLines:
     def __init__(self) -> None:
         self.rank: int | None = None
         self.mute: tuple[str, ...] = ()
+        self.tail: tuple[str, ...] = ()
         self.owned: dict[str, Box] = {}
         self.regions: dict[str, Box] = {}
 
@@ -249,12 +252,15 @@ class _SeatLines:
         if kind == "rank":
             self.rank = words.number("a rank")
             self.mute = words.names() if words.next_is("mute") else ()
+            self.tail = words.names() if words.next_is("tail") else ()
             return
         name = words.take("a value")
         self.owned[name], _, self.regions[name] = words.box(), words.word("holds"), words.box()
 
     def seat(self) -> Seat | None:
-        return None if self.rank is None else Seat(self.rank, self.owned, self.regions, frozenset(self.mute))
+        if self.rank is None:
+            return None
+        return Seat(self.rank, self.owned, self.regions, frozenset(self.mute), frozenset(self.tail))
 
 
 def _island_head(words: _Words) -> tuple[str, frozenset[str], frozenset[str] | None]:
@@ -322,5 +328,7 @@ _STEPS: dict[str, Callable[[_Words], ScheduleStep]] = {
     "free": lambda words: Free(words.take("a value")),
     "move": lambda words: Move(words.take("a value"), words.take("a store")),
     "exchange": _exchange,
-    "sum": lambda words: Sum(words.take("a value"), frozenset(words.names()), words.next_is("later")),
+    "sum": lambda words: Sum(
+        words.take("a value"), frozenset(words.names()), words.next_is("later"), words.next_is("first")
+    ),
 }

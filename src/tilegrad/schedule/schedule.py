@@ -54,12 +54,14 @@ class Islands(Mapping[str, Island]):
 @dataclass(frozen=True)
 class Seat:
     """One rank's place in a mesh: which box of each value it owns, and which it holds (with margins for what it reads
-    of others); all of it where nothing is said. `mute`: outputs whose gradient counts on another rank."""
+    of others); all of it where nothing is said. `mute`: outputs whose gradient counts on another rank; `tail`: nodes
+    whose gradients are made on the first rank alone (`bounds.placement`, rule P5)."""
 
     rank: int
     owned: Mapping[str, Box] = field(repr=False)
     regions: Mapping[str, Box] = field(repr=False)
     mute: frozenset[str] = frozenset()
+    tail: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -149,11 +149,12 @@ class Exchange:
 @dataclass(frozen=True, slots=True)
 class Sum:
     """Add up the gradient of a value over the ranks that differ along `axes`. `later`: others wait for it only at the
-    end of the step."""
+    end of the step. `first`: the first of these ranks has all of it, and tells the others."""
 
     value: str
     axes: frozenset[str]
     later: bool = False
+    first: bool = False
 
 
 ScheduleStep = Run | Backward | Finish | Turn | Free | Move | Exchange | Sum

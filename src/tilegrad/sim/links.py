@@ -27,6 +27,10 @@ class Link:
         """Added up over `count` ranks, in a ring."""
         return 2 * self._rounds(count) + 2 * (count - 1) / count * size / self.bytes_per_s
 
+    def broadcast_s(self, size: int, count: int) -> float:
+        """Of one rank, to all `count`, in a tree."""
+        return ceil(log2(count)) * self.send_s(size) if count > 1 else 0.0
+
     def _rounds(self, count: int) -> float:
         return ceil(log2(count)) * self.message_s if count > 1 else 0.0
 

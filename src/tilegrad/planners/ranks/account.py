@@ -52,6 +52,8 @@ def _kinds(plan: MeshPlan, axis: str) -> list[int]:
             look += [span.size for tracks in (spans.own, spans.held) for track in tracks.values() for span in track]
     for value in plan.graph.value:
         sides = plan.sides(value).get(axis, ())
+        if sides and value in plan.told:
+            looks[0].append(-1)  # it tells the others their gradients
         for at, (look, side) in enumerate(zip(looks, sides, strict=False)):
             others = [other for k, other in enumerate(sides) if k != at]
             met = [n for o in others for n in (side.needed.meet(o.own).size, o.needed.meet(side.own).size) if n]

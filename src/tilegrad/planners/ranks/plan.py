@@ -16,8 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from typing import NamedTuple
 
-from ...bounds import AXES, Axes, Cuts, Line, Placement, Spans, Tiling, label_axes, needed_gradients, place_values
-from ...bounds.lines import line_of, tile_line
+from ...bounds import Axes, Placement, Tiling, label_axes, needed_gradients, place_values, read_by_tail
 from ...bounds.mesh import Coords, Mesh, check_fits
 from ...errors import GridError
 from ...ir import Build, Graph, Kind, Node
@@ -25,32 +24,8 @@ from ...ops import Reduction, find
 from ...region import Box, Interval
 from ...schedule import Exchange, Finish, Islands, Schedule, ScheduleStep, Seat, Strip, Sum, TilePhase, Turn
 from ...schedule.schedule import backward_uses, forward_uses, with_frees
-from ..tiling import leading_to, whole_phase, works_cheaply
-
-Key = tuple[int, tuple[str, ...]]  # a phase: its number and the axes of its walk
-
-
-@dataclass(frozen=True)
-class Walk:
-    """A phase before it is a rank's: its lines, and for every axis what each index of the mesh does there."""
-
-    key: Key
-    nodes: tuple[Node, ...]
-    folds: tuple[Node, ...]
-    stores: tuple[str, ...]
-    lines: Mapping[str, Line]
-    spans: Mapping[str, tuple[Spans, ...]]  # by axis, by index in the mesh
-
-    @cached_property
-    def boxed(self) -> tuple[str, ...]:
-        """What is read by box."""
-        return tuple(dict.fromkeys(v for line in self.lines.values() for v in line.sources))
-
-    @cached_property
-    def whole(self) -> tuple[str, ...]:
-        """What is read whole."""
-        made = {n.outputs[0] for n in self.nodes}
-        return tuple(dict.fromkeys(v for n in self.nodes for v in n.reads if v not in made and v not in self.boxed))
+from ..tiling import whole_phase
+from .walks import Key, Walk, make_walks
 
 
 class OwnedSide(NamedTuple):
@@ -117,6 +92,17 @@ class MeshPlan:
         return [OwnedSide(mine, want, mine.meet(everyone)) for mine, want in zip(own, needed, strict=True)]
 
     @cached_property
+    def told(self) -> frozenset[str]:
+        """The values whose gradients are the first rank's alone (rule P5), which tells them to the others."""
+        return read_by_tail(self.graph, self.placement.tail)
+
+    @cached_property
+    def told_buffers(self) -> frozenset[str]:
+        """Buffers whose new values every rank computes from whole maps: the first rank tells its own, to the bit."""
+        made = {out for node in self.graph.nodes if node.name in self.placement.whole for out in node.outputs}
+        return frozenset(old for old, new in self.graph.updates if new in made)
+
+    @cached_property
     def full(self) -> bool:
         """Has every rank a part of everything?"""
         spans = (one for walk in self.walks for along in walk.spans.values() for one in along)
@@ -161,16 +147,23 @@ class MeshPlan:
     def _moves_along(self, value: str, axis: str) -> bool:
         return any(not side.own.holds(side.needed) for side in self.sides(value).get(axis, ()))
 
-    def strips(self, value: str, coords: Coords, axis: str) -> Iterator[tuple[Strip, bool]]:
-        """What a rank takes of others along an axis, and (True) gives."""
+    def strips(self, value: str, coords: Coords, axis: str, back: bool = False) -> Iterator[tuple[Strip, bool]]:
+        """What a rank takes of others along an axis, and (True) gives. `back`: only what has a gradient."""
         if not self._moves_along(value, axis):
             return
         k = self.mesh.axes.index(axis)
         for at in range(self.mesh.size(axis)):
             peer = (*coords[:k], at, *coords[k + 1 :])
             for given, reader, owner in ((False, coords, peer), (True, peer, coords)) if peer != coords else ():
+                if back and not self._has_gradient(value, axis, reader):
+                    continue
                 if not (box := self._handed(value, axis, reader, owner)).empty:
                     yield Strip(value, box, self.mesh.rank(peer)), given
+
+    def _has_gradient(self, value: str, axis: str, reader: Coords) -> bool:
+        """Of what only the tail reads the first rank alone has a gradient; it goes on along one axis after another."""
+        ways = self.mesh.axes[: self.mesh.axes.index(axis) + 1]
+        return value not in self.told or not any(reader[k] for k, a in enumerate(ways) if a in self.sides(value))
 
     def _handed(self, value: str, axis: str, reader: Coords, owner: Coords) -> Box:
         """Along axes before this one the owner has by now what both need; along those behind it, its own."""
@@ -195,6 +188,7 @@ class MeshPlan:
             {name: self.owned(name, coords) for name in names},
             {name: self.region(name, coords) for name in names},
             frozenset(mute),
+            self.placement.tail,
         )
         keep = frozenset(p.name(tile) for p in phases for tile in p.tiles()) if kept else frozenset[str]()
         needs = needed_gradients(self.graph, graded)
@@ -237,7 +231,8 @@ class MeshPlan:
             yield [self._sum(name) for name in rest if name not in summed], set()
 
     def _sum(self, name: str) -> Sum:
-        return Sum(name, frozenset(self.mesh.axes) - self.placement.cut[name], later=True)
+        cut = self.placement.cut[name]
+        return Sum(name, frozenset(self.mesh.axes) - cut, later=True, first=name in self.told and not cut)
 
     def _finish(self, fold: Node, coords: Coords) -> Finish:
         axes = self.placement.folds[fold.name]
@@ -251,7 +246,7 @@ class MeshPlan:
         values = tuple(v for v in self.exchanges[walk.key] if needs is None or v in needs)
         found = []
         for axis in self.stages(values):
-            strips = [each for value in values for each in self.strips(value, coords, axis)]
+            strips = [each for value in values for each in self.strips(value, coords, axis, back)]
             takes, gives = (tuple(strip for strip, given in strips if given is way) for way in (back, not back))
             found.append(Exchange(values, gives, takes, back))
         return found[::-1] if back else found
@@ -267,16 +262,23 @@ class MeshPlan:
 
 
 def plan_mesh(
-    graph: Graph, mesh: Mesh, *, exchanged: Collection[str] = (), tiles: Mapping[str, int] | None = None
+    graph: Graph,
+    mesh: Mesh,
+    *,
+    exchanged: Collection[str] = (),
+    whole: Collection[str] = (),
+    tiles: Mapping[str, int] | None = None,
 ) -> MeshPlan:
     """The plan for a lowered graph. `exchanged`: values whose halos move between ranks although the walk could go on;
-    `tiles`: how many tiles each rank cuts its own box into, by axis."""
+    `whole`: nodes that every rank runs whole; `tiles`: how many tiles each rank cuts its own box into, by axis."""
     graph = separate_folds(graph)
     axes = label_axes(graph)
-    placement = place_values(graph, axes, mesh.axes, {*exchanged, *_before_owned_weights(graph, axes, mesh)})
+    placement = place_values(graph, axes, mesh.axes, {*exchanged, *_before_owned_weights(graph, axes, mesh)}, whole)
     _check_mesh(graph, axes, mesh, placement)
     mode = "stream" if tiles and max(tiles.values()) > 1 else "scatter"
-    return MeshPlan(graph, axes, mesh, placement, tuple(_walks(graph, axes, mesh, placement, mode, tiles or {})), mode)
+    return MeshPlan(
+        graph, axes, mesh, placement, tuple(make_walks(graph, axes, mesh, placement, mode, tiles or {})), mode
+    )
 
 
 def _check_mesh(graph: Graph, axes: Axes, mesh: Mesh, placement: Placement) -> None:
@@ -327,71 +329,3 @@ def _before_owned_weights(graph: Graph, axes: Axes, mesh: Mesh) -> Iterator[str]
         if owned:
             yield from (slot.value for slot in node.inputs if slot.value in graph.producer)
             yield from node.outputs
-
-
-def _walks(
-    graph: Graph, axes: Axes, mesh: Mesh, placement: Placement, mode: str, tiles: Mapping[str, int]
-) -> Iterator[Walk]:
-    kept, replays = _keep(graph, placement)
-    keys = sorted({_key(node, placement) for node in graph.nodes})
-    for key in keys:
-        mine = [n for n in graph.nodes if _key(n, placement) == key]
-        again = replays.get(key, set())
-        nodes = [n for n in graph.nodes if (n in mine and not placement.is_fold(n)) or n.name in again]
-        folds = tuple(n for n in mine if placement.is_fold(n))
-        stores = tuple(n.outputs[0] for n in mine if not placement.is_fold(n) and n.outputs[0] in kept)
-        if not key[1]:
-            yield Walk(key, tuple(nodes), (), stores, {}, {})
-            continue
-        sinks = {*stores, *(f.inputs[0].value for f in folds)}
-        if not sinks:
-            continue
-        nodes = leading_to(sinks, nodes)
-        lines = {axis: line_of(graph, axes, nodes, axis, sinks) for axis in key[1]}
-        spans = {axis: _spans(line, mesh, mode, tiles.get(axis, 1)) for axis, line in lines.items()}
-        yield Walk(key, tuple(nodes), folds, stores, lines, spans)
-
-
-def _key(node: Node, placement: Placement) -> Key:
-    walked = placement.cut[node.outputs[0]] | placement.folds[node.name]
-    return placement.phase[node.name], tuple(axis for axis in AXES if axis in walked)
-
-
-def _spans(line: Line, mesh: Mesh, mode: str, count: int) -> tuple[Spans, ...]:
-    """What every index of the mesh makes along an axis, in `count` tiles."""
-    return tuple(tile_line(line, mode, _cuts(line, mesh, at, count)) for at in range(mesh.size(line.axis)))
-
-
-def _cuts(line: Line, mesh: Mesh, at: int, count: int) -> Cuts:
-    found: dict[str, Sequence[int]] = {}
-    for name in line.sinks:
-        whole = mesh.cuts(line.axis, line.sizes[name])
-        first, size = whole[at], whole[at + 1] - whole[at]
-        found[name] = [first + size * t // count for t in range(count + 1)]
-    return found
-
-
-def _keep(graph: Graph, placement: Placement) -> tuple[set[str], dict[Key, set[str]]]:
-    """Which computed values are kept, and which nodes are run again in which later phase: what is cheap and stands on
-    kept values, as long as it is cut along the same axes."""
-    kept = {name for name in graph.outputs if name in graph.producer}
-    kept |= {new for _, new in graph.updates if new in graph.producer} | (placement.exchanged & graph.producer.keys())
-    replays: dict[Key, set[str]] = {}
-
-    def visit(value: str, key: Key) -> None:
-        maker = graph.producer.get(value)
-        if maker is None or (_key(maker, placement) == key and not placement.is_fold(maker)):
-            return
-        alike = not placement.is_fold(maker) and _key(maker, placement)[1] == key[1] and bool(key[1])
-        if alike and value not in kept and works_cheaply(graph, maker):
-            if maker.name not in replays.setdefault(key, set()):
-                replays[key].add(maker.name)
-                for name in maker.reads:
-                    visit(name, key)
-        else:
-            kept.add(value)
-
-    for node in graph.nodes:
-        for name in node.reads:
-            visit(name, _key(node, placement))
-    return kept, replays
