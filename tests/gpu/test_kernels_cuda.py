@@ -116,17 +116,19 @@ def test_sums_of_channels_that_lie_together() -> None:
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("window", [(2, 2), (3, 2, 1), (3, 1, 1), (2, 3), (3, 2, 1, 2), (5, 2, 2)])
 def test_pools_are_torchs(window: tuple[int, ...], layout: torch.memory_format, dtype: torch.dtype) -> None:
-    """Of whole numbers, of which several of a window are the largest, and some are none."""
+    """Of whole numbers, of which several of a window are the largest, and some are none. As torch does it on a CPU: of
+    windows without any number its kernel for channels that lie together gives the gradient to another element."""
     image = torch.randint(-3, 4, (2, 12, 61, 50), device="cuda").to(dtype).contiguous(memory_format=layout)
     image[0, 0, 3:6, 4:7], image[1, 1, 20:29, 5:40] = torch.nan, -torch.inf
     net = nn.MaxPool2d(*window)
     runs = [net, *(tilegrad.tile(net, cuda_graphs=False, **how) for how in ({"tile": {"h": 16}}, {"planner": "keep"}))]
     found = []
-    for run in runs:
-        x = image.clone().requires_grad_()
+    for run, like in zip(runs, (image.cpu().double(), image, image), strict=True):
+        x = like.clone().requires_grad_()
         out = run(x)
-        out.backward((torch.arange(out.numel(), device="cuda").remainder(7) - 3).to(dtype).view_as(out))
-        found.append((out.detach(), x.grad))
+        out.backward((torch.arange(out.numel()).remainder(7) - 3).to(x).view_as(out))
+        assert x.grad is not None and out.is_cuda == x.is_cuda
+        found.append((out.detach().cpu().double(), x.grad.cpu().double()))
     for ours in found[1:]:
         for one, other in zip(ours, found[0], strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)

@@ -54,6 +54,13 @@ def test_more_memory_is_never_slower(name: str, train: bool) -> None:
     assert least is not None
 
 
+def test_what_turns_out_slower_than_it_was_weighed_has_a_rival() -> None:
+    """Fewer tiles can be kept here than was thought: in a fifth of plain's memory 1.44 of its time instead of 1.37."""
+    less, more = (planned("unet", True, share, size=2048) for share in (0.15, 0.2))
+    assert less is not None and more is not None
+    assert more.chosen.time_s < 0.99 * less.chosen.time_s
+
+
 def test_a_busy_machine_has_the_same_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clocks that run a thousand times as fast change nothing."""
     first = planned("resnet18", True, 0.6)
