@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
-from tilegrad.modules import reserved
+import tilegrad
+from tilegrad.modules import reserved, runner
+from tilegrad.modules.planned import predicted
 from tilegrad.modules.reserved import COARSE, FEW, ROOM, Limit, Reserved, first_budget, is_out_of_memory
+from tilegrad.sim.machine import CPU
 
 MIB = 1 << 20
 MINE = torch.zeros(4 * MIB)  # 16 MiB
@@ -135,6 +140,35 @@ def test_a_limit_of_the_users_own_stays(allocator: SimpleNamespace) -> None:
     with limited(500 * MIB):
         assert allocator.share == 0.2
     assert allocator.share == 0.2
+
+
+@pytest.mark.parametrize(("launch", "size"), [(1e-6, 16), (1e-2, 64)], ids=["slow tiles", "slow launches"])
+def test_what_is_faster_without_a_recording_than_in_less_runs_without(
+    launch: float, size: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A recorded step held too much. What would fit recorded are many small tiles, or few."""
+    net = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 1, 3, padding=1))
+    plans = []
+    for tile in (128, size):
+        tiled = tilegrad.tile(net, tile=tile)
+        tiled.plan_for((1, 1, 256, 256))
+        plans.append(predicted(tiled._state.last.schedule, list(net.state_dict())))
+    run = tiled._state.last
+    total = plans[0].predicted["total_bytes"]
+    run.schedule = replace(plans[0], predicted={**plans[0].predicted, "total_bytes": total + 7, "recorded_bytes": 7})
+    run.recorded = object()
+
+    def plan_for(budget: int) -> bool:
+        run.schedule = plans[1]
+        return True
+
+    monkeypatch.setattr(run, "_plan_for", plan_for)
+    monkeypatch.setattr(runner, "known_machine", lambda device: replace(CPU, launch_s=launch, kernel_s=launch / 10))
+    run._plan_within(total // 2)
+    without = size == 16
+    assert (run.schedule.phases == plans[0].phases) == without == ("without a recording" in caplog.text)
+    assert "recorded_bytes" not in run.schedule.predicted and (run.recorded is None) == without
+    assert not without or run.schedule.predicted["total_bytes"] == total
 
 
 def test_what_is_out_of_memory() -> None:

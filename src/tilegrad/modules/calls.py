@@ -47,13 +47,14 @@ class ModuleCall:
 
     @property
     def away(self) -> list[int]:
-        """Which of them are images that lie elsewhere."""
-        return [at for at, item in enumerate(self.flat) if isinstance(item, ImageSource)]
+        """Which of them are images that lie elsewhere: not in memory, or on the host of a GPU that runs the call."""
+        return [at for at, t in enumerate(self.flat) if isinstance(t, ImageSource) or on_host(t, self.device)]
 
     @property
     def whole(self) -> list[Any]:
         """Its tensors, where images are read as a whole."""
-        return [item.to(self.device) if isinstance(item, ImageSource) else item for item in self.flat]
+        away = frozenset(self.away)
+        return [item.to(self.device) if at in away else item for at, item in enumerate(self.flat)]
 
     @property
     def blank(self) -> list[Any]:
@@ -82,8 +83,8 @@ class ModuleCall:
                 what = f"a {type(item).__name__}, which is a subclass of Tensor, as an argument"
                 raise InputError(what, where="the arguments", hint="x.as_subclass(torch.Tensor)")
         known: Mapping[type, Callable[[Any], Any]] = {ImageSource: _source_key, **(describe or {})}
-        tensors = tuple(known[type(t)](t) if type(t) in known else _tensor_key(t) for t in flat)
         device = device_of(module, flat)
+        tensors = tuple(known[type(t)](t) if type(t) in known else _tensor_key(t, device) for t in flat)
         key = key_of(tree), tensors, torch.is_grad_enabled(), device, autocast_dtype(device), _defaults()
         return cls(tree, flat, argument_names(module, names), key, device)
 
@@ -112,8 +113,14 @@ def _ordered(module: nn.Module, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     return dict(sorted(kwargs.items(), key=lambda item: order.get(item[0], len(order))))
 
 
-def _tensor_key(tensor: Tensor) -> tuple[Any, ...]:
-    return tuple(tensor.shape), tensor.dtype, tensor.requires_grad, tensor.stride()
+def on_host(item: Any, device: torch.device) -> bool:
+    """Is it read box by box from there? What gets a gradient is not."""
+    return isinstance(item, Tensor) and item.device.type == "cpu" and device.type == "cuda" and not item.requires_grad
+
+
+def _tensor_key(tensor: Tensor, device: torch.device) -> tuple[Any, ...]:
+    where = "host" if on_host(tensor, device) else ""
+    return tuple(tensor.shape), tensor.dtype, tensor.requires_grad, tensor.stride(), where
 
 
 def _source_key(source: ImageSource) -> tuple[Any, ...]:

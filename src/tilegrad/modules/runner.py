@@ -5,7 +5,8 @@ Rule R1  A step that runs out of memory is planned smaller and run again. Forwar
          backward begins anew; a model whose outputs depend on buffers that it has written to by then is not run again.
 Rule R2  On a GPU a step's allocator holds no more than the budget (`Limit`). Where that is not possible, and where
          steps are recorded, what they hold is looked at (`Reserved`); if that is more, steps are planned again, thrice
-         at most, for less.
+         at most, for less. A step that holds more only where it is recorded runs without a recording, if that is
+         predicted to be faster than what fits recorded.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ from ..images import ImageSource
 from ..importers import Captured
 from ..ir import Kind
 from ..progress import Progress
+from ..schedule import Schedule
+from ..sim.clock import measure_time
+from ..sim.measure import known_machine
 from ..torch_private import copy_each
 from ..units import format_bytes
 from .options import Options
@@ -112,7 +116,7 @@ class Runner:
         """Run on what `Captured.bind` gave. `flat`: the tensors among the arguments."""
         check_writable(self.captured, tensors)
         if self.reserved is not None and (less := self.reserved.lesson(self.schedule)) is not None:
-            self._plan_for(less)  # rule R2
+            self._plan_within(less)
         return self.captured.assemble(run_pass(Step(self, tensors)), flat, tensors)
 
     def stream(self, tensors: Mapping[str, Tensor], sinks: Mapping[str, Sink]) -> list[Tensor]:
@@ -134,6 +138,21 @@ class Runner:
         less = int(SMALLER * min(need, budget or need))
         _log.warning("out of memory in a step of %s: planned again for %s", format_bytes(need), format_bytes(less))
         return self._plan_for(less)
+
+    def _plan_within(self, less: int) -> None:
+        """Rule R2."""
+        before, recorded = (self.schedule, self.planning), self.recorded is not None
+        if not self._plan_for(less) or not recorded or self._seconds(before[0]) >= self._seconds(self.schedule):
+            return
+        figures = dict(before[0].predicted)
+        figures["total_bytes"] -= figures.pop("recorded_bytes")
+        self._use((replace(before[0], predicted=figures), before[1]))
+        _log.warning("the same plan is faster without a recording: steps of it are not recorded as CUDA graphs")
+
+    def _seconds(self, schedule: Schedule) -> float:
+        """Predicted, of what is used now: is it recorded? Of another: as if it were not."""
+        machine, recorded = known_machine(str(self.device)), schedule is self.schedule and self.recorded is not None
+        return measure_time(schedule, None, machine.recorded if recorded else machine).total_s
 
     def _plan_for(self, budget: int) -> bool:
         self.recorded = None  # whose memory is its own as long as it lives
