@@ -23,7 +23,7 @@ from ..units import format_bytes
 FEW = 3  # steps that are looked at: those before one is recorded, and that one
 THRICE = 3  # times that is planned again: with other tiles kernels take other workspaces
 ROOM = 256 << 20
-COARSE = 32 << 20  # the allocator takes memory in pieces: so much is not passing a budget
+COARSE = 2 << 20  # the allocator takes memory in pieces: so much is not passing a budget
 WORDS = ("can't allocate memory", "unable to find an engine", "CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED")
 _log = logging.getLogger("tilegrad")
 
