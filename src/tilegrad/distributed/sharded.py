@@ -20,10 +20,15 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
 
 def shards(module: nn.Module) -> list[Any]:
-    """The modules in it that `fully_shard` was called on."""
+    """The modules in it that `fully_shard` was called on. Asked in every call, and so without a detour."""
     fsdp = sys.modules.get("torch.distributed.fsdp")  # nobody shards without it
     kind = getattr(fsdp, "FSDPModule", None)
-    return [] if kind is None else [m for m in module.modules() if isinstance(m, kind)]
+    found, left = dict[nn.Module, None](), [module] if kind is not None else []
+    while left:
+        each = left.pop()
+        found[each] = None
+        left += [child for child in reversed(each._modules.values()) if child is not None] if each._modules else ()
+    return [each for each in found if isinstance(each, kind)] if kind is not None else []
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from typing import Any
 
@@ -77,16 +78,16 @@ class _Taps:
                 found.append((read, slice(low, high)))
         return cls(slide, before, size, count, tuple(found))
 
-    @property
+    @cached_property
     def widest(self) -> list[tuple[slice, slice]]:
         """The first is one that all outputs have, if there is any."""
         return sorted(self.each, key=lambda tap: tap[1].start - tap[1].stop)
 
-    @property
+    @cached_property
     def overlap(self) -> bool:
         return (self.slide.kernel - 1) * self.slide.dilation >= self.slide.stride
 
-    @property
+    @cached_property
     def exact(self) -> bool:
         """Is every element in one window?"""
         return not self.overlap and sum(len(range(*read.indices(self.size))) for read, _ in self.each) == self.size
@@ -109,6 +110,20 @@ class _How:
         taps = tuple(_Taps.of(*side) for side in sides)
         able = all(t.each and t.widest[0][1] == slice(0, t.count) for t in taps)
         return cls(call, place, taps) if able else None
+
+    @cached_property
+    def pairs(self) -> list[tuple[Any, Any]]:
+        """For each element of a window: where it lies, and of which outputs."""
+        taps = product(*(t.each for t in self.taps))
+        return [((..., *(read for read, _ in tap)), (..., *(made for _, made in tap))) for tap in taps]
+
+    @cached_property
+    def overlap(self) -> bool:
+        return any(t.overlap for t in self.taps)
+
+    @cached_property
+    def exact(self) -> bool:
+        return all(t.exact for t in self.taps)
 
     def largest(self, x: Tensor) -> Tensor:
         if x.is_meta:
@@ -172,26 +187,23 @@ class _How:
     def _compare(self, grad: Tensor, x: Tensor, found: Tensor, of_x: Tensor) -> None:
         """The gradient of a window is its first element's that is as large as the largest; of one that has no numbers,
         the last one's."""
-        if not all(t.exact for t in self.taps):
+        if not self.exact:
             of_x.zero_()
         wrong = torch.empty_like(found, dtype=torch.bool) if x.is_meta else found.isnan()
         any_wrong = not x.is_meta and bool(wrong.any())
         left = torch.ones(found.shape, dtype=torch.bool, device=x.device) if not any_wrong else ~wrong
-        every, zero = [*product(*(t.each for t in self.taps))], grad.new_zeros(())
-        overlap = any(t.overlap for t in self.taps)
+        zero = grad.new_zeros(())
         bounded = x.is_meta or bool(grad.sum().isfinite())  # else a product, which is faster, is no number
-        for tap in every:
-            read, made = ((..., *each) for each in zip(*tap, strict=True))
+        for read, made in self.pairs:
             hit = x[read].eq(found[made]).logical_and_(left[made])
-            if overlap:
+            if self.overlap:
                 of_x[read].add_(grad[made] * hit if bounded else torch.where(hit, grad[made], zero))
             elif bounded:
                 torch.mul(grad[made], hit, out=of_x[read])
             else:
                 torch.where(hit, grad[made], zero, out=of_x[read])
             left[made].logical_xor_(hit)
-        for tap in reversed(every) if any_wrong else ():
-            read, made = ((..., *each) for each in zip(*tap, strict=True))
+        for read, made in reversed(self.pairs) if any_wrong else ():
             hit = x[read].isnan().logical_and_(wrong[made])
             of_x[read].add_(torch.where(hit, grad[made], zero))
             wrong[made].logical_xor_(hit)
