@@ -112,7 +112,7 @@ def test_sums_of_channels_that_lie_together() -> None:
     assert torch.equal(channel_sums(grad), grad.sum((0, 2, 3)))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])  # what our kernel is for
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("window", [(2, 2), (3, 2, 1), (3, 1, 1), (2, 3), (3, 2, 1, 2), (5, 2, 2)])
 def test_pools_are_torchs(window: tuple[int, ...], layout: torch.memory_format, dtype: torch.dtype) -> None:
