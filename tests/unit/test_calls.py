@@ -29,6 +29,13 @@ def test_what_gets_a_gradient_does_not_lie_elsewhere() -> None:
     assert ModuleCall.of(on_a_gpu(), (image,), {}).away == []
 
 
+def test_numbers_stay_where_they_are() -> None:
+    """Lengths of sequences, say, which torch wants on the host: where plain PyTorch fits it gets them as they are."""
+    lengths, image = torch.tensor([3, 2]), torch.zeros(1, 1, 8, 8)
+    call = ModuleCall.of(on_a_gpu(), (lengths, image), {})
+    assert call.away == [1]
+
+
 def test_on_a_cpu_nothing_lies_on_its_host() -> None:
     image = torch.zeros(1, 1, 8, 8)
     call = ModuleCall.of(nn.Conv2d(1, 2, 3), (image,), {})

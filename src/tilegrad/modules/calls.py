@@ -114,8 +114,9 @@ def _ordered(module: nn.Module, kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def on_host(item: Any, device: torch.device) -> bool:
-    """Is it read box by box from there? What gets a gradient is not."""
-    return isinstance(item, Tensor) and item.device.type == "cpu" and device.type == "cuda" and not item.requires_grad
+    """Is it an image that is read box by box from there? What gets a gradient is not. A model may want numbers there."""
+    image = isinstance(item, Tensor) and item.dim() > 2 and not item.requires_grad
+    return image and item.device.type == "cpu" and device.type == "cuda"
 
 
 def _tensor_key(tensor: Tensor, device: torch.device) -> tuple[Any, ...]:

@@ -142,16 +142,17 @@ class Runner:
     def _plan_within(self, less: int) -> None:
         """Rule R2."""
         before, recorded = (self.schedule, self.planning), self.recorded is not None
-        if not self._plan_for(less) or not recorded or self._seconds(before[0]) >= self._seconds(self.schedule):
+        if not self._plan_for(less) or not recorded:
+            return
+        if self._seconds(before[0], recorded=False) >= self._seconds(self.schedule, recorded=self.recorded is not None):
             return
         figures = dict(before[0].predicted)
         figures["total_bytes"] -= figures.pop("recorded_bytes")
         self._use((replace(before[0], predicted=figures), before[1]))
         _log.warning("the same plan is faster without a recording: steps of it are not recorded as CUDA graphs")
 
-    def _seconds(self, schedule: Schedule) -> float:
-        """Predicted, of what is used now: is it recorded? Of another: as if it were not."""
-        machine, recorded = known_machine(str(self.device)), schedule is self.schedule and self.recorded is not None
+    def _seconds(self, schedule: Schedule, *, recorded: bool) -> float:
+        machine = known_machine(str(self.device))
         return measure_time(schedule, None, machine.recorded if recorded else machine).total_s
 
     def _plan_for(self, budget: int) -> bool:

@@ -82,8 +82,8 @@ def _against_rivals(search: TileSearch, found: Fit, options: Sequence[Option], b
 
 
 def _is_of(option: Option, fit: Fit) -> bool:
-    same = all(mine.grid == theirs.grid for mine, theirs in zip(option.phases, fit.schedule.phases, strict=False))
-    return same and len(option.phases) == len(fit.schedule.phases) and option.storage == fit.schedule.storage
+    grids = [[phase.grid for phase in phases] for phases in (option.phases, fit.schedule.phases)]
+    return grids[0] == grids[1] and option.storage == fit.schedule.storage
 
 
 def _options(search: TileSearch, storages: Sequence[str], budget: int, patience: int) -> list[Option]:
