@@ -114,7 +114,7 @@ def _ordered(module: nn.Module, kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def on_host(item: Any, device: torch.device) -> bool:
-    """Is it an image that is read box by box from there? What gets a gradient is not. A model may want numbers there."""
+    """Is it an image that is read box by box from there? What gets a gradient is not, nor are numbers."""
     image = isinstance(item, Tensor) and item.dim() > 2 and not item.requires_grad
     return image and item.device.type == "cpu" and device.type == "cuda"
 
