@@ -93,6 +93,14 @@ def peaks(net: nn.Module, image: Tensor, *, storages: bool = False) -> Memory:
     return memory
 
 
+def idle_bytes(device: torch.device) -> int:
+    """What an allocator holds, has not handed out and cannot give back: between tensors of others."""
+    if device.type != "cuda":
+        return 0
+    clean()
+    return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
 def clean() -> None:
     gc.collect()
     if torch.cuda.is_available():

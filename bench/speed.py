@@ -7,7 +7,7 @@
 
 Times are ratios to eager plain PyTorch of the same run, the two in turns. Memory is what a step allocates at most, all
 included, as a share of plain's; on a GPU by the allocator, workspaces of kernels included, and beside it what the
-allocator reserved for it.
+allocator holds beyond what it held before.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 import tilegrad
-from measure import WARM, Memory, in_turns, peaks, step, write
+from measure import WARM, Memory, idle_bytes, in_turns, peaks, step, write
 from nets import NETS, prepared, side
 
 SHARES = {"unet": "0.15,0.3", "resnet50_train": "0.6,0.25", "resnet18_train": "0.6,0.3", "mobilenet_frozen": "0.3"}
@@ -76,7 +76,7 @@ def measure(
 ) -> Row | None:
     step(net, image)  # what is only made once
     plain_bytes = peaks(net, image).allocated
-    budget = int(share * plain_bytes)
+    budget, others = int(share * plain_bytes), idle_bytes(image.device)
     begin = time.perf_counter()
     try:
         tiled = tilegrad.tile(net, budget=budget) if tile is None else tilegrad.tile(net, tile=tile)
@@ -96,7 +96,8 @@ def measure(
     )
     return Row(
         name, image.shape[-1], share, plain_s, tiled_s / plain_s, plain_bytes, memory.allocated / plain_bytes,
-        memory.allocated / budget, None if memory.reserved is None else memory.reserved / budget, planned_s, words,
+        memory.allocated / budget, None if memory.reserved is None else (memory.reserved - others) / budget, planned_s,
+        words,
     )  # fmt: skip
 
 

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 import tilegrad
+from tilegrad.execution import Pass
 from tilegrad.modules import reserved, runner
 from tilegrad.modules.planned import predicted
-from tilegrad.modules.reserved import COARSE, FEW, ROOM, Limit, Reserved, first_budget, is_out_of_memory
+from tilegrad.modules.reserved import COARSE, FEW, NEAR, ROOM, Limit, Reserved, first_budget, is_out_of_memory
 from tilegrad.sim.machine import CPU
 
 MIB = 1 << 20
@@ -43,14 +44,14 @@ def plan(need: int) -> SimpleNamespace:
 def look(found: Reserved, allocator: SimpleNamespace, held: int, *, others: int = 0, stays: int = 0) -> None:
     """A step that holds so much at most, beside what others have; `stays`: after it."""
     allocator.allocated = allocator.reserved = 16 * MIB + others
-    found.begin({"x": MINE})
+    found.begin({"x": MINE}, 0)
     allocator.reserved = held + others
     allocator.allocated += stays + 2 * MIB + 16 * MIB  # an output, its gradient, and the gradient that it came for
     found.end(plan(0), [MINE])  # type: ignore[arg-type]
 
 
 def limited(budget: int) -> Limit:
-    limit = Reserved(torch.device("cpu"), budget).begin({"x": MINE})
+    limit = Reserved(torch.device("cpu"), budget).begin({"x": MINE}, budget)
     assert limit is not None
     return limit
 
@@ -101,7 +102,7 @@ def test_only_the_first_steps_are_looked_at(allocator: SimpleNamespace) -> None:
 def test_a_step_may_hold_what_others_have_and_the_budget(allocator: SimpleNamespace) -> None:
     found = Reserved(torch.device("cpu"), 100 * MIB)
     allocator.allocated = 216 * MIB  # 16 are the model's
-    limit = found.begin({"x": MINE})
+    limit = found.begin({"x": MINE}, 100 * MIB)
     assert limit is not None
     with limit:
         assert allocator.share == 0.3
@@ -111,6 +112,54 @@ def test_a_step_may_hold_what_others_have_and_the_budget(allocator: SimpleNamesp
     with limit:
         assert allocator.share == 0.35
     assert allocator.share == 1.0
+
+
+def test_a_step_holds_little_more_than_is_predicted_if_that_is_enough(allocator: SimpleNamespace) -> None:
+    found = Reserved(torch.device("cpu"), 500 * MIB)
+    limit = found.begin({"x": MINE}, 100 * MIB)
+    assert limit is not None
+    with limit:
+        assert allocator.share == pytest.approx(NEAR * 0.1, abs=1e-6)
+    assert found.widen(limit)  # it was not
+    with limit:
+        assert allocator.share == 0.5
+    assert not found.widen(limit)  # more than the budget there is not
+    later = found.begin({"x": MINE}, 100 * MIB)
+    assert later is not None
+    with later:
+        assert allocator.share == 0.5
+
+
+def test_a_step_that_needs_more_than_is_predicted_runs_again_within_the_budget(
+    allocator: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 1, 3, padding=1))
+    net = net.double()
+    tiled, x = tilegrad.tile(net, tile=64), torch.randn(1, 1, 128, 128).double()
+    expected = [x.clone(), *torch.autograd.grad(net(x).sum(), list(net.parameters()))]
+    tiled.plan_for(x)
+    run = tiled._state.last
+    run.reserved, allocator.allocated = Reserved(torch.device("cpu"), 500 * MIB), 0
+    shares = dict[str, list[float]](forward=[], backward=[])
+
+    def short(name: str) -> None:
+        before = getattr(Pass, name)
+
+        def asked(self: Pass, *args: object) -> object:
+            shares[name].append(allocator.share)
+            if allocator.share < 0.4:
+                raise torch.OutOfMemoryError
+            return before(self, *args)
+
+        monkeypatch.setattr(Pass, name, asked)
+
+    monkeypatch.setattr(type(run), "total_bytes", 100 * MIB)
+    short("forward")
+    short("backward")
+    monkeypatch.setattr(run, "plan_smaller", lambda: pytest.fail("the plan is fine"))
+    found = [x, *torch.autograd.grad(tiled(x).sum(), list(net.parameters()))]
+    assert [round(share, 2) for share in shares["forward"]] == [round(0.1 * NEAR, 2), 0.5]
+    torch.testing.assert_close(found, expected)
 
 
 def test_a_limit_ends_with_its_step_however_that_ends(allocator: SimpleNamespace) -> None:
@@ -129,10 +178,10 @@ def test_a_limit_that_cannot_be_kept_is_lifted_until_it_is_planned_again(allocat
     for _ in range(FEW):
         look(found, allocator, 1000 * MIB)
     found.lift()
-    assert found.begin({"x": MINE}) is None
+    assert found.begin({"x": MINE}, 1000 * MIB) is None
     look(found, allocator, 2016 * MIB)  # which is looked at, though the first steps are over
     assert found.lesson(plan(1016 * MIB)) == 516 * MIB  # type: ignore[arg-type]
-    assert found.begin({"x": MINE}) is not None
+    assert found.begin({"x": MINE}, 1000 * MIB) is not None
 
 
 def test_a_limit_of_the_users_own_stays(allocator: SimpleNamespace) -> None:

@@ -1,10 +1,10 @@
 """What the allocator of a GPU holds for a step, and what that teaches.
 
 A plan counts tensors. Kernels take workspaces besides, and the allocator holds more than it hands out. While a step
-runs it may hold no more than the budget: before it would, it gives back what lies unused between tensors, and maps it
-anew in one piece. Where even that is too little, memory has run out (rule R1 of `runner.py`); if there is no smaller
-plan, the step is run without that limit. A recording cannot give anything back while it is made: what it holds is
-looked at afterwards, and teaches how much less to plan for.
+runs it may hold little more than is predicted: before it would, it gives back what lies unused between tensors, and
+maps it anew in one piece. Where that is too little it may hold the budget, and where even that is, memory has run out
+(rule R1 of `runner.py`); if there is no smaller plan, the step is run without that limit. A recording cannot give
+anything back while it is made: what it holds is looked at afterwards, and teaches how much less to plan for.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from ..units import format_bytes
 FEW = 3  # steps that are looked at: those before one is recorded, and that one
 THRICE = 3  # times that is planned again: with other tiles kernels take other workspaces
 ROOM = 256 << 20
+NEAR = 1.1  # times what is predicted: what a step may hold, unless that is found to be too little
 COARSE = 2 << 20  # the allocator takes memory in pieces: so much is not passing a budget
 WORDS = ("can't allocate memory", "unable to find an engine", "CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED")
 _log = logging.getLogger("tilegrad")
@@ -48,11 +49,12 @@ class Reserved:
         self.here = self.held = self.mine = 0  # before a step: handed out, held, and what of it is the model's
         self.stays = 0  # what libraries took in a step and keep
         self.again = THRICE
+        self.near = True  # are steps held to what is predicted?
         self.lifted = False  # is there a limit no more? Not until it is planned again
         expand_segments()
         torch.cuda.empty_cache()
 
-    def begin(self, tensors: Mapping[str, Tensor]) -> Limit | None:
+    def begin(self, tensors: Mapping[str, Tensor], predicted: int) -> Limit | None:
         """Before a step: what is there, and what of it is the model's. What others hold and do not use is not ours."""
         if self.left:
             give_back(self.device)
@@ -61,7 +63,10 @@ class Reserved:
             mine = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in (*here, *grads)}
             self.here, self.held = allocated_bytes(self.device), torch.cuda.memory_reserved(self.device)
             self.mine = sum(mine.values())
-        return None if self.lifted else Limit(self.device, allocated_bytes(self.device) - self.mine + self.budget)
+        if self.lifted:
+            return None
+        further = max(0, self.budget - int(NEAR * predicted)) if self.near and predicted else 0
+        return Limit(self.device, allocated_bytes(self.device) - self.mine + self.budget - further, further)
 
     def end(self, schedule: Schedule, found: Iterable[Tensor] = ()) -> None:
         """After it. `found`: gradients."""
@@ -71,6 +76,14 @@ class Reserved:
             outputs = sum(schedule.graph.type(name).bytes for name in schedule.graph.outputs)
             known = 2 * outputs + sum(t.numel() * t.element_size() for t in found)
             self.stays = max(self.stays, allocated_bytes(self.device) - self.here - known)
+
+    def widen(self, limit: Limit | None) -> bool:
+        """What is predicted was too little for this step: those that come may hold the budget. Can this one be run
+        again like that?"""
+        if limit is None:
+            return False
+        self.near = False
+        return limit.widen()
 
     def lift(self) -> None:
         """No plan could be run within the limit."""
@@ -100,10 +113,15 @@ class Limit(AbstractContextManager[None]):
     """The most that the allocator may hold while a step runs: what others have, and the budget. Its forward enters it,
     and its backward; what others have made in between is theirs."""
 
-    def __init__(self, device: torch.device, most: int):
-        self.device, self.most = device, most
+    def __init__(self, device: torch.device, most: int, further: int = 0):
+        self.device, self.most, self.further = device, most, further
         self.here: int | None = None  # handed out when it was left
         self.before = 1.0
+
+    def widen(self) -> bool:
+        """To the budget. Was it less?"""
+        wider, self.most, self.further = self.further > 0, self.most + self.further, 0
+        return wider
 
     def __enter__(self) -> None:
         if self.here is not None:

@@ -3,10 +3,10 @@
 Rule R1  A step that runs out of memory is planned smaller and run again. Forward: buffers are written to at its end
          only. Backward: gradients are handed out at its end only, so forward runs again, its updates are dropped, and
          backward begins anew; a model whose outputs depend on buffers that it has written to by then is not run again.
-Rule R2  On a GPU a step's allocator holds no more than the budget (`Limit`). Where that is not possible, and where
-         steps are recorded, what they hold is looked at (`Reserved`); if that is more, steps are planned again, thrice
-         at most, for less. A step that holds more only where it is recorded runs without a recording, if that is
-         predicted to be faster than what fits recorded.
+Rule R2  On a GPU a step's allocator holds no more than the budget, and little more than is predicted if that is enough
+         (`Limit`). Where that is not possible, and where steps are recorded, what they hold is looked at (`Reserved`);
+         if it is more than the budget, steps are planned again, thrice at most, for less. A step that holds more only
+         where it is recorded runs without a recording, if that is predicted to be faster than what fits recorded.
 """
 
 from __future__ import annotations
@@ -137,6 +137,8 @@ class Runner:
             return False
         less = int(SMALLER * min(need, budget or need))
         _log.warning("out of memory in a step of %s: planned again for %s", format_bytes(need), format_bytes(less))
+        if self.reserved is not None:
+            self.reserved.near = True
         return self._plan_for(less)
 
     def _plan_within(self, less: int) -> None:
@@ -184,7 +186,7 @@ class Step:
     def __init__(self, runner: Runner, tensors: Mapping[str, Tensor], sinks: Mapping[str, Sink] | None = None):
         self.runner, self.tensors, self.sinks = runner, tensors, sinks
         self.seed = new_seed() if runner.engine.draws else 0
-        self.limit = runner.reserved.begin(tensors) if runner.reserved is not None else None
+        self.limit = runner.reserved.begin(tensors, runner.total_bytes) if runner.reserved is not None else None
         self.session = runner.session(tensors, self.seed, sinks)
 
     @property
@@ -230,11 +232,12 @@ class Step:
                     raise
                 failed = error.with_traceback(None)  # whose frames hold tensors
             del self.session
-            if not self.runner.plan_smaller():
-                if limit is None or self.runner.reserved is None:
+            reserved = self.runner.reserved
+            if (reserved is None or not reserved.widen(limit)) and not self.runner.plan_smaller():
+                if limit is None or reserved is None:
                     raise failed
                 self.limit = None
-                self.runner.reserved.lift()
+                reserved.lift()
             self.session = self.runner.session(self.tensors, self.seed, self.sinks)
 
 
