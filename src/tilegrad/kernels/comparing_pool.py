@@ -237,7 +237,7 @@ def _apart(x: Tensor, step: int) -> list[Tensor]:
 def _join(columns: Sequence[Tensor], out: Tensor) -> None:
     """The other way round. Pairs of numbers are laid down as complex ones: half the time."""
     if len(columns) == 2 and out.shape[-1] % 2 == 0 and out.dtype in (torch.float32, torch.float64):
-        torch.complex(*columns, out=torch.view_as_complex(out.unflatten(-1, (-1, 2))))
+        torch.complex(*columns, out=torch.view_as_complex(out.view(*out.shape[:-1], -1, 2)))
         return
     for phase, each in enumerate(columns):
         out[..., phase :: len(columns)].copy_(each)
