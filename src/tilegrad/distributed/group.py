@@ -20,6 +20,7 @@ from torch import Tensor
 from ..bounds.mesh import Coords, Mesh
 from ..execution.messages import Messages, pack
 from ..torch_private import begin_batch, begin_broadcast, begin_gather, begin_messages, begin_sum
+from .neighbours import Neighbours, meet_neighbours
 from .watch import Watch
 
 T = TypeVar("T")
@@ -61,6 +62,23 @@ class Group:
         self._places = {rank: at for at, rank in enumerate(sorted(mesh.ranks))}
         self._groups: dict[frozenset[str], tuple[Any, list[int]]] = {everyone: (self._all, self._ranks(everyone))}
         self.watch = Watch(mesh.ranks, rank, self._tell, timeout_s)
+        self.neighbours = self._meet_neighbours(timeout_s) if self._wire.type == "cpu" else None
+
+    def _meet_neighbours(self, timeout_s: float) -> Neighbours | None:
+        if self._all is None:
+            return None
+        with self.watch.during("the first call", self.mesh.ranks):
+            return meet_neighbours(self.mesh.ranks, self.rank, self._tell, timeout_s)
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Take leave; `error`: because of one."""
+        self.watch.close(error)
+        if self.neighbours is not None:
+            self.neighbours.close()
+
+    def _near(self, ranks: Sequence[int]) -> Neighbours | None:
+        """Where all of them are on this host."""
+        return self.neighbours if self.neighbours is not None and self.neighbours.include(ranks) else None
 
     def among(self, axes: frozenset[str]) -> tuple[Any, list[int]]:
         """The process group of the ranks that differ from this one along `axes` only, and those ranks. All ranks of the
@@ -95,6 +113,8 @@ class Group:
         traffic.sent_bytes += messages.sent_bytes
         traffic.received_bytes += messages.received_bytes
         traffic.messages += len(messages.sends)
+        if (near := self._near(messages.peers)) is not None:
+            return self._begun(messages.what, messages.peers, lambda: [near.post(messages.sends, messages.receives)])
         begin = begin_batch if self._wire.type == "cuda" else begin_messages
         sends, receives = messages.sends, messages.receives
         if self._wire != self.device:
@@ -141,6 +161,10 @@ class Group:
             return tensor.unsqueeze(0)
         self.traffic.combined_bytes += tensor.nbytes
         self.traffic.gathers += 1
+        if (near := self._near(ranks)) is not None:
+            rows = torch.empty((len(ranks), *tensor.shape), dtype=tensor.dtype, device=tensor.device)
+            self._begun(what, ranks, lambda: [near.gather(rows, tensor, ranks)]).wait()
+            return rows
         rows = torch.empty((len(ranks), *tensor.shape), dtype=tensor.dtype, device=self._wire)
         sent = tensor.reshape(-1).to(self._wire)
         self._begun(what, ranks, lambda: [begin_gather(group, rows.view(-1), sent)]).wait()
@@ -154,6 +178,8 @@ class Group:
             return PendingMessage(lambda: None)
         self.traffic.summed_bytes += tensor.nbytes
         self.traffic.sums += 1
+        if (near := self._near(ranks)) is not None:
+            return self._begun(what, ranks, lambda: [near.sum(tensor, ranks)])
         sent = tensor.to(self._wire)
         return self._begun(what, ranks, lambda: [begin_sum(group, sent)], [(tensor, sent)])
 
@@ -164,6 +190,8 @@ class Group:
             return PendingMessage(lambda: None)
         self.traffic.broadcast_bytes += tensor.nbytes
         self.traffic.broadcasts += 1
+        if (near := self._near(ranks)) is not None:
+            return self._begun(what, ranks, lambda: [near.broadcast(tensor, ranks, ranks[0])])
         sent, source = tensor.to(self._wire), sorted(ranks).index(ranks[0])
         return self._begun(what, ranks, lambda: [begin_broadcast(group, sent, source)], [(tensor, sent)])
 

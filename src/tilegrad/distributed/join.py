@@ -60,7 +60,7 @@ def close(mesh: DeviceMesh | None = None) -> None:
     error = sys.exc_info()[1] or getattr(sys, "last_value", None)  # on its way up, or what ended the program
     for each in [mesh] if mesh is not None else list(_groups):
         if each in _groups:
-            _groups.pop(each).watch.close(error)
+            _groups.pop(each).close(error)
 
 
 atexit.register(close)

@@ -141,4 +141,4 @@ class Way:
 
 
 # Between processes that compute on all cores of a host: until their threads have woken each other, as measured.
-CROWDED = Link("crowded", PEER[0], 1.5e-3)
+CROWDED = Link("crowded", 4e9, 0.2e-3)
