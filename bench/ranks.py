@@ -177,6 +177,9 @@ class Nobody:
     def gather(self, what: str, tensor: Tensor, axes: frozenset[str]) -> Tensor:
         return torch.stack([tensor, tensor])
 
+    def room(self, count: int, dtype: torch.dtype, axes: frozenset[str]) -> None:
+        """Nowhere."""
+
     def sum(self, what: str, tensor: Tensor, axes: frozenset[str]) -> Nobody:
         return self
 

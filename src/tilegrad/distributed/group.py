@@ -18,31 +18,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..bounds.mesh import Coords, Mesh
-from ..execution.messages import Messages, pack
+from ..execution.messages import Messages, Pending, pack
 from ..torch_private import begin_batch, begin_broadcast, begin_gather, begin_messages, begin_sum
 from .neighbours import Neighbours, meet_neighbours
+from .traffic import Traffic
 from .watch import Watch
 
 T = TypeVar("T")
-
-
-@dataclass
-class Traffic:
-    """Bytes that a rank sent and received, by kind. Sums and combined parts count what the rank puts in."""
-
-    sent_bytes: int = 0
-    received_bytes: int = 0
-    messages: int = 0  # sent, one to each peer of an exchange
-    combined_bytes: int = 0  # parts of reductions
-    gathers: int = 0  # of those
-    summed_bytes: int = 0  # gradients that ranks share
-    sums: int = 0  # of those
-    broadcast_bytes: int = 0  # gradients that the first rank makes for all
-    broadcasts: int = 0  # of those
-    waited_s: float = 0.0  # for other ranks
-
-    def clear(self) -> None:
-        self.__init__()  # type: ignore[misc]
 
 
 class Group:
@@ -60,15 +42,15 @@ class Group:
         hosted = device.type == "cuda" and self._all is not None and dist.get_backend(self._all) == "gloo"
         self._wire = torch.device("cpu") if hosted else device
         self._places = {rank: at for at, rank in enumerate(sorted(mesh.ranks))}
-        self._groups: dict[frozenset[str], tuple[Any, list[int]]] = {everyone: (self._all, self._ranks(everyone))}
+        self._groups: dict[frozenset[str], tuple[Any, tuple[int, ...]]] = {everyone: (self._all, self._ranks(everyone))}
         self.watch = Watch(mesh.ranks, rank, self._tell, timeout_s)
-        self.neighbours = self._meet_neighbours(timeout_s) if self._wire.type == "cpu" else None
+        self.neighbours = self._meet_neighbours() if self._wire.type == "cpu" else None
 
-    def _meet_neighbours(self, timeout_s: float) -> Neighbours | None:
+    def _meet_neighbours(self) -> Neighbours | None:
         if self._all is None:
             return None
         with self.watch.during("the first call", self.mesh.ranks):
-            return meet_neighbours(self.mesh.ranks, self.rank, self._tell, timeout_s)
+            return meet_neighbours(self.mesh.ranks, self._tell, self.watch, self.traffic)
 
     def close(self, error: BaseException | None = None) -> None:
         """Take leave; `error`: because of one."""
@@ -78,9 +60,10 @@ class Group:
 
     def _near(self, ranks: Sequence[int]) -> Neighbours | None:
         """Where all of them are on this host."""
-        return self.neighbours if self.neighbours is not None and self.neighbours.include(ranks) else None
+        near = self.neighbours
+        return near if near is not None and near.ranks.issuperset(ranks) else None
 
-    def among(self, axes: frozenset[str]) -> tuple[Any, list[int]]:
+    def among(self, axes: frozenset[str]) -> tuple[Any, tuple[int, ...]]:
         """The process group of the ranks that differ from this one along `axes` only, and those ranks. All ranks of the
         mesh ask for it at the same time."""
         if axes not in self._groups:
@@ -89,13 +72,13 @@ class Group:
                 self._groups[axes] = (self._new_group(ranks), ranks)
         return self._groups[axes]
 
-    def _ranks(self, axes: frozenset[str]) -> list[int]:
-        return [self.mesh.rank(c) for c in self.mesh.alike(self.coords, axes)]
+    def _ranks(self, axes: frozenset[str]) -> tuple[int, ...]:
+        return tuple(self.mesh.rank(c) for c in self.mesh.alike(self.coords, axes))
 
-    def _new_group(self, ranks: list[int]) -> Any:
+    def _new_group(self, ranks: Sequence[int]) -> Any:
         if len(ranks) == 1:
             return None
-        return dist.new_group(ranks, timeout=self.timeout, use_local_synchronization=True)
+        return dist.new_group(list(ranks), timeout=self.timeout, use_local_synchronization=True)
 
     # -- boxes ---------------------------------------------------------------------------------------------------------
 
@@ -107,14 +90,14 @@ class Group:
         self.post(Messages(what, {rank: pack(tensors) for rank, tensors in sends.items()}, found)).wait()
         return found
 
-    def post(self, messages: Messages) -> PendingMessage:
+    def post(self, messages: Messages) -> Pending:
         """Begin to send a tensor to each rank, and to receive one from each."""
         traffic = self.traffic
         traffic.sent_bytes += messages.sent_bytes
         traffic.received_bytes += messages.received_bytes
         traffic.messages += len(messages.sends)
         if (near := self._near(messages.peers)) is not None:
-            return self._begun(messages.what, messages.peers, lambda: [near.post(messages.sends, messages.receives)])
+            return near.post(messages.what, messages.peers, messages.sends, messages.receives)
         begin = begin_batch if self._wire.type == "cuda" else begin_messages
         sends, receives = messages.sends, messages.receives
         if self._wire != self.device:
@@ -163,15 +146,21 @@ class Group:
         self.traffic.gathers += 1
         if (near := self._near(ranks)) is not None:
             rows = torch.empty((len(ranks), *tensor.shape), dtype=tensor.dtype, device=tensor.device)
-            self._begun(what, ranks, lambda: [near.gather(rows, tensor, ranks)]).wait()
+            near.gather(what, ranks, rows, tensor)
             return rows
         rows = torch.empty((len(ranks), *tensor.shape), dtype=tensor.dtype, device=self._wire)
         sent = tensor.reshape(-1).to(self._wire)
         self._begun(what, ranks, lambda: [begin_gather(group, rows.view(-1), sent)]).wait()
         found, order = rows.to(tensor.device), sorted(ranks)
-        return found if order == ranks else found[[order.index(rank) for rank in ranks]]
+        return found if tuple(order) == ranks else found[[order.index(rank) for rank in ranks]]
 
-    def sum(self, what: str, tensor: Tensor, axes: frozenset[str]) -> PendingMessage:
+    def room(self, count: int, dtype: torch.dtype, axes: frozenset[str]) -> Tensor | None:
+        """Where ranks that differ along `axes` best lay what they add up or tell, if that matters to them."""
+        near = self._near(self.among(axes)[1]) if self.device.type == "cpu" else None
+        found = near.room(count * dtype.itemsize) if near is not None else None
+        return None if found is None else found.view(dtype)
+
+    def sum(self, what: str, tensor: Tensor, axes: frozenset[str]) -> Pending:
         """Begin to add up a tensor over the ranks that differ along `axes`, in place."""
         group, ranks = self.among(axes)
         if group is None or not tensor.numel():
@@ -179,11 +168,11 @@ class Group:
         self.traffic.summed_bytes += tensor.nbytes
         self.traffic.sums += 1
         if (near := self._near(ranks)) is not None:
-            return self._begun(what, ranks, lambda: [near.sum(tensor, ranks)])
+            return near.sum(what, ranks, tensor)
         sent = tensor.to(self._wire)
         return self._begun(what, ranks, lambda: [begin_sum(group, sent)], [(tensor, sent)])
 
-    def broadcast(self, what: str, tensor: Tensor, axes: frozenset[str]) -> PendingMessage:
+    def broadcast(self, what: str, tensor: Tensor, axes: frozenset[str]) -> Pending:
         """Begin to give the first's tensor to all ranks that differ along `axes`, in place."""
         group, ranks = self.among(axes)
         if group is None or not tensor.numel():
@@ -191,7 +180,7 @@ class Group:
         self.traffic.broadcast_bytes += tensor.nbytes
         self.traffic.broadcasts += 1
         if (near := self._near(ranks)) is not None:
-            return self._begun(what, ranks, lambda: [near.broadcast(tensor, ranks, ranks[0])])
+            return near.broadcast(what, ranks, tensor, ranks[0])
         sent, source = tensor.to(self._wire), sorted(ranks).index(ranks[0])
         return self._begun(what, ranks, lambda: [begin_broadcast(group, sent, source)], [(tensor, sent)])
 

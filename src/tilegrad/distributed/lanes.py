@@ -8,7 +8,6 @@ Rule H2  What one rank sends another on a channel comes in the order in which it
 from __future__ import annotations
 
 import array
-import contextlib
 import os
 import select
 import socket
@@ -16,10 +15,8 @@ import struct
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
 
+import torch
 from torch import Tensor
 
 from .shared_memory import Block, SharedMemory, mapped
@@ -27,115 +24,90 @@ from .shared_memory import Block, SharedMemory, mapped
 LINE = struct.Struct("=BBIIQQ")  # what it says, channel, block, segment, where in it, and how many bytes
 ROOM = socket.CMSG_SPACE(array.array("i").itemsize) if hasattr(socket, "CMSG_SPACE") else 0
 CREDENTIALS = struct.Struct("3i")  # process, user, group
+SEGMENT, LIES, READ = range(3)  # here is the file of my next segment; a message lies there; your block has been read
+NOTHING = torch.empty(0, dtype=torch.uint8)
+Mail = tuple[int, Tensor]  # a message that has come: the sender's block, and the bytes in it
 
 
-class Says(IntEnum):
-    SEGMENT = 0  # here is the file of the next one of mine
-    LIES = 1  # a message lies there
-    READ = 2  # your block has been read
-
-
-@dataclass(frozen=True)
-class Mail:
-    """A message that has come."""
-
-    lane: Lane
-    block: int
-    data: Tensor  # its bytes
-
-    def read(self) -> None:
-        """It has been: the sender may use its memory again."""
-        with contextlib.suppress(OSError):  # a sender that is gone needs no answer
-            self.lane.say(Says.READ, block=self.block)
+HALOS, PARTS, SUMS, TOTALS = CHANNELS = range(4)  # sums, and what the first tells; of a sum, that a piece is done
 
 
 class Lane:
-    """One end of a connection to a rank. `own`: the memory that this side lays its messages into."""
+    """One end of a connection to a rank. `own`: the memory that this side lays its messages into; `come`: what has come
+    on each channel; `ended`: why nothing more will."""
 
-    def __init__(self, connection: socket.socket, own: SharedMemory, timeout_s: float):
+    def __init__(self, rank: int, connection: socket.socket, own: SharedMemory, timeout_s: float):
         connection.setblocking(False)
-        self.socket, self.own, self.timeout_s, self.ended = connection, own, timeout_s, False
+        self._send, self._receive = connection.sendmsg, connection.recvmsg
+        self.rank, self.socket, self.own, self.timeout_s, self.ended = rank, connection, own, timeout_s, ""
+        self.come = [deque[Mail]() for _ in CHANNELS]
         self._told = 0  # segments of ours that the other side knows
         self._theirs: list[Tensor] = []
-        self._come: dict[int, deque[Mail]] = {}
         _open.add(self)
 
-    def say(
-        self, what: Says, channel: int = 0, block: int = 0, segment: int = 0, offset: int = 0, size: int = 0,
-        files: Sequence[int] = (),
-    ) -> None:  # fmt: skip
-        line, rights = LINE.pack(what, channel, block, segment, offset, size), ()
-        if files:
-            rights = ((socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files)),)
-        end = time.monotonic() + self.timeout_s
-        while True:
-            try:
-                self.socket.sendmsg([line], rights)
-                return
-            except BlockingIOError:  # the other side has not read for long; perhaps it cannot write, unless we read
-                self.listen()
-                wait_for([self], 0.1, writing=True)
-                if time.monotonic() > end:
-                    raise TimeoutError(f"nothing has been read for {self.timeout_s:g} s") from None
-
     def send(self, channel: int, block: Block, size: int) -> None:
+        """The first bytes of a block, of whose `readers` this is one."""
         while self._told <= block.segment:
-            self.say(Says.SEGMENT, files=[self.own.files[self._told]])
+            self.say(LINE.pack(SEGMENT, 0, 0, 0, 0, 0), self.own.files[self._told])
             self._told += 1
-        self.say(Says.LIES, channel, block.number, block.segment, block.offset, size)
+        self.say(LINE.pack(LIES, channel, block.number, block.segment, block.offset, size))
 
-    def has(self, channel: int) -> bool:
-        """Has a message come?"""
-        return bool(self._come.get(channel)) or (self.listen() and bool(self._come.get(channel)))
-
-    def take(self, channel: int) -> Mail:
-        return self._come[channel].popleft()
-
-    def listen(self) -> bool:
-        """What has come by now, if anything."""
-        some = False
+    def say(self, line: bytes, file: int | None = None) -> None:
+        """What somebody who is gone is told is lost; who waits for an answer will see that."""
+        rights = [] if file is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file]))]
+        end = 0.0
         while not self.ended:
             try:
-                line, rights, _, _ = self.socket.recvmsg(LINE.size, ROOM)
+                self._send([line], rights)
+                return
+            except BlockingIOError:  # the other side has not read for long; perhaps it cannot write, unless we read
+                now = time.monotonic()
+                end = end or now + self.timeout_s
+                if now > end:
+                    self.ended = f"rank {self.rank} has read nothing for {self.timeout_s:g} s"
+                self.listen()
+                _wait_to_write(self.socket, 0.1)
+            except OSError:
+                self.listen()  # what it has said before
+                self._end()
+
+    def listen(self) -> None:
+        """To what has come by now, if anything."""
+        receive, come, theirs = self._receive, self.come, self._theirs
+        while not self.ended:
+            try:
+                line, rights, _, _ = receive(LINE.size, ROOM)
             except BlockingIOError:
-                return some
+                return
+            except ConnectionResetError:  # it has not read all before it ended: what it said comes first
+                continue
             except OSError:
                 line, rights = b"", []
             if len(line) < LINE.size:
-                self.ended = True
-                return some
-            self._hear(line, rights)
-            some = True
-        return some
+                self._end()
+                return
+            what, channel, number, segment, offset, size = LINE.unpack(line)
+            if what == LIES:
+                come[channel].append((number, theirs[segment][offset : offset + size] if size else NOTHING))
+            elif what == READ:
+                self.own.has_read(number, self)
+            else:
+                (file,) = array.array("i", rights[0][2])
+                theirs.append(mapped(file))
+                os.close(file)
 
-    def _hear(self, line: bytes, rights: Sequence[tuple[int, int, bytes]]) -> None:
-        what, channel, number, segment, offset, size = LINE.unpack(line)
-        match what:
-            case Says.SEGMENT:
-                files = array.array("i", rights[0][2])
-                self._theirs.append(mapped(files[0]))
-                os.close(files[0])
-            case Says.LIES:
-                data = self._theirs[segment][offset : offset + size]
-                self._come.setdefault(channel, deque()).append(Mail(self, number, data))
-            case Says.READ:
-                block = self.own.blocks[number]
-                block.readers -= 1
-                if not block.readers:
-                    self.own.give_back(block)
+    def _end(self) -> None:
+        self.ended = self.ended or f"the connection to rank {self.rank} has ended"
 
     def close(self) -> None:
         _open.discard(self)
         self.socket.close()
 
 
-def wait_for(lanes: Iterable[Lane], seconds: float, *, writing: bool = False) -> None:
-    """Until something comes over one of them, or can be written; and hear it."""
-    poll, by_file = select.poll(), {lane.socket.fileno(): lane for lane in lanes if not lane.ended}
-    for file in by_file:
-        poll.register(file, select.POLLIN | (select.POLLOUT if writing else 0))
-    for file, _ in poll.poll(seconds * 1e3):
-        by_file[file].listen()
+def _wait_to_write(connection: socket.socket, seconds: float) -> None:
+    poll = select.poll()
+    poll.register(connection, select.POLLIN | select.POLLOUT)
+    poll.poll(seconds * 1e3)
 
 
 # A child made by `fork` has a copy of every connection: while it has, nobody notices that the rank is gone.
@@ -187,9 +159,11 @@ def connect(server: socket.socket, rank: int, addresses: dict[int, str], seconds
         while len(found) < len(addresses):
             server.settimeout(max(0.01, end - time.monotonic()))
             connection, _ = server.accept()
-            other = _who(connection, max(0.01, end - time.monotonic()))
-            if other in addresses and other not in found:
-                found[other] = connection
+            caller = _who(connection, max(0.01, end - time.monotonic()))
+            if caller is None or caller not in addresses or caller in found:
+                connection.close()
+            else:
+                found[caller] = connection
     except OSError:
         for connection in found.values():
             connection.close()
@@ -201,7 +175,5 @@ def _who(connection: socket.socket, seconds: float) -> int | None:
     """The rank that has dialled, if it is of the same user: anybody may."""
     said = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
     connection.settimeout(seconds)
-    if CREDENTIALS.unpack(said)[1] != os.getuid() or len(number := connection.recv(8)) != 8:
-        connection.close()
-        return None
-    return int.from_bytes(number)
+    own = CREDENTIALS.unpack(said)[1] == os.getuid()
+    return int.from_bytes(number) if own and len(number := connection.recv(8)) == 8 else None

@@ -36,12 +36,13 @@ from ..torch_private import uncompiled
 from ..units import parse_budget
 from .agreement import WAYS, Agreement, compare, say, tensors_of
 from .cut_weights import check_let_go, cut_parameters, local_of, without_data
-from .group import Group, Traffic
+from .group import Group
 from .join import group_of
 from .part import Part, part
 from .rank_step import RankStep
 from .replicas import Replicas, buffers_of, split_mesh
 from .sharded import captured_whole, shards, whole_of
+from .traffic import Traffic
 
 EXCHANGES = ("auto", "segment", "layer")
 
@@ -263,7 +264,8 @@ class RankRunner:
     def _bind(self, module: nn.Module, flat: Sequence[Any]) -> dict[str, Tensor]:
         local = [item.to_local() if isinstance(item, Part) else item for item in flat]
         bound = self.captured.bind(local, module if self.apart else None)
-        return {name: local_of(t) if self.cut else whole_of(t) for name, t in bound.items()}
+        ours = local_of if self.cut else whole_of
+        return {name: ours(t) if isinstance(t, DTensor) else t for name, t in bound.items()}
 
     def _assemble(self, outputs: Sequence[Tensor], flat: Sequence[Any], bound: Mapping[str, Tensor]) -> Any:
         names = self.mesh_plan.graph.outputs

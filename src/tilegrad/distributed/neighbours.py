@@ -4,66 +4,54 @@ Gloo talks over TCP to the next process, too. On a machine all of whose cores co
 time. Here a rank lays what it sends into memory of its own, and tells others where it lies (`lanes`); they add it up
 right from there. Nothing runs beside the caller: what has come is dealt with when it next sends something, or waits.
 
-Rule H3  Ranks of a mesh on one host use this for all that they tell each other, or all use gloo: they try it at the
-         start, and tell each other whether it works.
-Rule H4  Sums are made in the order of ranks, so all ranks have the same to the last bit. Large ones of more than two
-         ranks are made in pieces, one by each.
+Rule H3  Ranks of a mesh on one host use this for all that they tell each other in steps, or all use gloo: they try it
+         at the start, and tell each other whether it works.
+Rule H4  Sums are made in the order of ranks, so all ranks have the same to the last bit. Large ones are made in pieces,
+         one by each rank, which the others copy.
+Rule H5  What lies in memory that was lent is the caller's again once all others have read it: a gradient that was added
+         up is waited for until then.
 
-What is awaited is an errand: a generator that says which channel it waits on, and whom for. Errands that wait on the
-same channel go on in the order in which they were begun, which is the same on all ranks (rule D5).
+What is awaited is an errand. Errands that wait on the same channel go on in the order in which they were begun, which
+is the same on all ranks (rule D5).
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import select
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from enum import IntEnum
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from .lanes import Lane, Mail, connect, host_name, listen, wait_for
-from .shared_memory import SharedMemory
+from .lanes import CHANNELS, HALOS, LIES, LINE, PARTS, READ, SUMS, TOTALS, Lane, Mail, connect, host_name, listen
+from .shared_memory import Block, SharedMemory
+from .traffic import Traffic
+from .watch import Watch
 
-IN_PIECES = 1 << 16  # bytes from which on a sum of more than two ranks is
+UNREAD = len(CHANNELS)  # a queue
+IN_PIECES = 1 << 16  # bytes from which on a sum is
+Ranks = tuple[int, ...]
 _log = logging.getLogger("tilegrad")
 
 
-class Channel(IntEnum):
-    HALOS = 0
-    PARTS = 1  # that are gathered
-    SUMS = 2  # and what the first tells
-    TOTALS = 3  # pieces of sums
-
-
-Waits = Iterator[tuple[Channel, Sequence[int]]]
-
-
-class Errand:
-    """`wanted`: the channel and the ranks that it waits for; None where it is done."""
-
-    def __init__(self, neighbours: Neighbours, waits: Waits):
-        self._neighbours, self._waits = neighbours, waits
-        self.wanted: tuple[Channel, Sequence[int]] | None = None
-        self.go_on()
-
-    def go_on(self) -> None:
-        self.wanted = next(self._waits, None)
-
-    def wait(self) -> None:
-        self._neighbours.finish(self)
-
-
 class Neighbours:
-    """`lanes`: to the other ranks of this host."""
+    """`lanes`: to the other ranks of this host. Errands that wait on a channel are in its queue; those that wait until
+    what lies in lent memory has been read, in the last."""
 
-    def __init__(self, rank: int, lanes: Mapping[int, Lane], memory: SharedMemory, timeout_s: float):
-        self.rank, self.lanes, self.memory, self.timeout_s = rank, lanes, memory, timeout_s
-        self._errands: list[Errand] = []
-
-    def include(self, ranks: Sequence[int]) -> bool:
-        return all(rank == self.rank or rank in self.lanes for rank in ranks)
+    def __init__(self, lanes: Mapping[int, Lane], memory: SharedMemory, watch: Watch, traffic: Traffic):
+        self.rank, self.lanes, self.memory, self.watch, self.traffic = watch.rank, lanes, memory, watch, traffic
+        self.ranks = frozenset((*lanes, self.rank))
+        self.queues = [deque[Errand]() for _ in (*CHANNELS, UNREAD)]
+        self._others: dict[tuple[int, ...], list[Lane]] = {}
+        self._by_file = {lane.socket.fileno(): lane for lane in lanes.values()}
+        self._poll = select.poll()
+        for file in self._by_file:
+            self._poll.register(file, select.POLLIN)
 
     def close(self) -> None:
         for lane in self.lanes.values():
@@ -72,152 +60,254 @@ class Neighbours:
 
     # -- what ranks do together ----------------------------------------------------------------------------------------
 
-    def post(self, sends: Mapping[int, Tensor], receives: Mapping[int, Tensor]) -> Errand:
+    def post(self, what: str, ranks: Ranks, sends: Mapping[int, Tensor], receives: Mapping[int, Tensor]) -> Errand:
         for rank, tensor in sends.items():
-            self._send(Channel.HALOS, tensor, [rank])
-        return self._begin(self._receive(Channel.HALOS, receives))
+            self._lay(HALOS, tensor, [self.lanes[rank]])
+        lanes = [self.lanes[rank] for rank in receives]
+        return self._begin(Receipt(self, what, ranks, HALOS, lanes, places=list(receives.values())))
 
-    def gather(self, rows: Tensor, tensor: Tensor, ranks: Sequence[int]) -> Errand:
-        """`rows`: where the tensors of all ranks go."""
-        others = self._others(ranks)
-        self._send(Channel.PARTS, tensor, others)
-        rows[ranks.index(self.rank)].copy_(tensor)
-        return self._begin(self._receive(Channel.PARTS, {rank: rows[ranks.index(rank)] for rank in others}))
+    def gather(self, what: str, ranks: Ranks, rows: Tensor, tensor: Tensor) -> None:
+        """`rows`: where the tensors of all ranks go, in order."""
+        lanes = self._lanes(ranks)
+        self._lay(PARTS, tensor, lanes)
+        places = list(rows.unbind())
+        places.pop(ranks.index(self.rank)).copy_(tensor)
+        self._begin(Receipt(self, what, ranks, PARTS, lanes, places=places)).wait()
 
-    def broadcast(self, tensor: Tensor, ranks: Sequence[int], source: int) -> Errand:
-        if source == self.rank:
-            self._send(Channel.SUMS, tensor, self._others(ranks))
-            return self._begin(iter(()))
-        return self._begin(self._receive(Channel.SUMS, {source: tensor}))
+    def broadcast(self, what: str, ranks: Ranks, tensor: Tensor, source: int) -> Errand:
+        if source != self.rank:
+            return self._begin(Receipt(self, what, ranks, SUMS, [self.lanes[source]], places=[tensor]))
+        block = self._lay(SUMS, tensor, self._lanes(ranks))
+        return self._begin(Receipt(self, what, ranks, SUMS, [], block))  # which need not be lent
 
-    def sum(self, tensor: Tensor, ranks: Sequence[int]) -> Errand:
-        order = sorted(ranks)
-        in_pieces = len(order) > 2 and tensor.nbytes >= IN_PIECES and tensor.is_contiguous()
-        return self._begin(self._add_pieces(tensor, order) if in_pieces else self._add(tensor, order))
+    def sum(self, what: str, ranks: Ranks, tensor: Tensor) -> Errand:
+        ranks = tuple(sorted(ranks))
+        lanes = self._lanes(ranks)
+        block = self._lay(SUMS, tensor, lanes)
+        kind = SumInPieces if tensor.nbytes >= IN_PIECES else SmallSum
+        errand = self._begin(kind(self, what, ranks, SUMS, lanes, block, place=tensor))
+        block.readers.add(errand)  # until it has added up
+        self.go_on()
+        return errand
 
-    # -- errands -------------------------------------------------------------------------------------------------------
-
-    def _receive(self, channel: Channel, places: Mapping[int, Tensor]) -> Waits:
-        if places:
-            yield channel, tuple(places)
-        for rank, place in places.items():
-            mail = self.lanes[rank].take(channel)
-            place.copy_(_shaped(mail, place))
-            mail.read()
-
-    def _add(self, tensor: Tensor, order: Sequence[int]) -> Waits:
-        others = self._others(order)
-        self._send(Channel.SUMS, tensor, others)
-        yield Channel.SUMS, others
-        self._total(tensor, {rank: self.lanes[rank].take(Channel.SUMS) for rank in others}, order)
-
-    def _add_pieces(self, tensor: Tensor, order: Sequence[int]) -> Waits:
-        """Each rank adds up one, and tells it."""
-        others, flat = self._others(order), tensor.view(-1)
-        pieces = dict(zip(order, flat.tensor_split(len(order)), strict=True))
-        for rank in others:
-            self._send(Channel.SUMS, pieces[rank], [rank])
-        yield Channel.SUMS, others
-        self._total(pieces[self.rank], {rank: self.lanes[rank].take(Channel.SUMS) for rank in others}, order)
-        self._send(Channel.TOTALS, pieces[self.rank], others)
-        yield from self._receive(Channel.TOTALS, {rank: pieces[rank] for rank in others})
-
-    def _total(self, tensor: Tensor, mails: Mapping[int, Mail], order: Sequence[int]) -> None:
-        """Rule H4."""
-        first, *rest = (_shaped(mails[rank], tensor) if rank in mails else tensor for rank in order)
-        if len(rest) == 1:  # a + b is b + a
-            tensor.add_((first if rest[0] is tensor else rest[0]).to(tensor.device))
-        else:
-            total = first.to(tensor.device, copy=True)
-            for each in rest:
-                total.add_(each.to(tensor.device))
-            tensor.copy_(total)
-        for mail in mails.values():
-            mail.read()
+    def room(self, size: int) -> Tensor | None:
+        """Bytes in which something large may lie that is then told or added up, so that it need not be copied."""
+        return self.memory.lend(size) if size >= IN_PIECES else None
 
     # -- going on ------------------------------------------------------------------------------------------------------
 
-    def _others(self, ranks: Sequence[int]) -> list[int]:
-        return [rank for rank in ranks if rank != self.rank]
+    def _lanes(self, ranks: Ranks) -> list[Lane]:
+        if ranks not in self._others:
+            self._others[ranks] = [self.lanes[rank] for rank in ranks if rank != self.rank]
+        return self._others[ranks]
 
-    def _send(self, channel: Channel, tensor: Tensor, ranks: Sequence[int]) -> None:
-        for rank in ranks:
-            self.lanes[rank].listen()  # blocks that have been read serve again
-        block = self.memory.take(tensor.nbytes)
-        block.readers = len(ranks)
-        block.data[: tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
-        for rank in ranks:
-            try:
-                self.lanes[rank].send(channel, block, tensor.nbytes)
-            except OSError as error:
-                raise RuntimeError(f"the connection to rank {rank} has ended") from error
+    def _lay(self, channel: int, tensor: Tensor, lanes: Sequence[Lane]) -> Block:
+        """Into a block, if it does not lie in one, and tell of it."""
+        size = tensor.nbytes
+        block = self.memory.lent(tensor) if size >= IN_PIECES and tensor.is_contiguous() else None
+        if block is None:
+            block = self.memory.take(size)
+            block.data[:size].view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
+        block.readers.update(lanes)
+        for lane in lanes:
+            lane.send(channel, block, size)
+        return block
 
-    def _begin(self, waits: Waits) -> Errand:
-        errand = Errand(self, waits)
-        if errand.wanted is not None:
-            self._errands.append(errand)
-        self._go_on()
+    def _begin(self, errand: Errand) -> Errand:
+        self.queues[errand.channel].append(errand)
         return errand
 
-    def _go_on(self) -> None:
-        """As far as that is possible without waiting."""
-        held = set[Channel]()  # channels that earlier errands wait on
-        for errand in list(self._errands):
-            while errand.wanted is not None and errand.wanted[0] not in held and self._missing(errand) is None:
-                errand.go_on()
-            if errand.wanted is None:
-                self._errands.remove(errand)
-            else:
-                held.add(errand.wanted[0])
-
-    def _missing(self, errand: Errand) -> int | None:
-        """A rank that it waits for."""
-        channel, ranks = errand.wanted or (Channel.HALOS, ())
-        return next((rank for rank in ranks if not self.lanes[rank].has(channel)), None)
+    def go_on(self, seconds: float = 0.0) -> None:
+        """As far as that is possible without waiting for longer than this."""
+        for file, _ in self._poll.poll(seconds * 1e3):
+            lane = self._by_file[file]
+            lane.listen()
+            if lane.ended:
+                self._poll.unregister(file)
+        for queue in self.queues:
+            while queue and queue[0].go_on():
+                queue.popleft()
 
     def finish(self, errand: Errand) -> None:
-        end = time.monotonic() + self.timeout_s
-        while errand.wanted is not None:
-            self._go_on()
-            if errand.wanted is None:
-                return
-            channel = errand.wanted[0]
-            first = next(each for each in self._errands if each.wanted and each.wanted[0] == channel)
-            rank = self._missing(first)
-            if rank is None:
-                continue
-            if self.lanes[rank].ended:
-                raise RuntimeError(f"the connection to rank {rank} has ended")
+        """All lanes are listened to: who cannot write to this rank might be waited for by the other."""
+        end = time.monotonic() + self.watch.timeout_s
+        while not errand.done:
+            first = self.queues[errand.channel][0]  # what comes before it comes first
+            missing = first.missing()
+            for lane in missing:
+                if lane.ended:
+                    raise RuntimeError(lane.ended)
             if (left := end - time.monotonic()) <= 0:
-                raise RuntimeError(f"rank {rank} has sent nothing for {self.timeout_s:g} s")
-            wait_for(self.lanes.values(), left)  # all: who cannot write to us might be waited for by that rank
+                who = " and ".join(str(lane.rank) for lane in missing)
+                raise RuntimeError(f"nothing has come from rank {who} for {self.watch.timeout_s:g} s")
+            self.go_on(left)
 
 
-def _shaped(mail: Mail, like: Tensor) -> Tensor:
-    return mail.data.view(like.dtype).view(like.shape)
+@dataclass(eq=False)
+class Errand:
+    """Something that `ranks` do together: of each of these lanes a message is awaited, and taken; and if `block` was
+    lent, that it has been read (rule H5)."""
+
+    near: Neighbours
+    what: str
+    ranks: Ranks
+    channel: int
+    lanes: Sequence[Lane]
+    block: Block | None = None
+    done: bool = False
+
+    def go_on(self) -> bool:
+        """Is nothing more awaited in this queue?"""
+        if self.channel == UNREAD:
+            assert self.block is not None
+            self.done = not self.block.readers
+            return self.done
+        mails, channel = list[Mail](), self.channel
+        for lane in self.lanes:
+            if not lane.come[channel]:
+                return False
+            mails.append(lane.come[channel][0])
+        for lane in self.lanes:
+            lane.come[channel].popleft()
+        self.take(mails)
+        return True
+
+    def take(self, mails: Sequence[Mail]) -> None:
+        """Of each lane its message: what becomes of it is for each kind of errand to say."""
+        self._answer(mails)
+
+    def _answer(self, mails: Sequence[Mail]) -> None:
+        """All has been read."""
+        if self.block is not None:
+            self.near.memory.has_read(self.block.number, self)
+        for lane, (number, _) in zip(self.lanes, mails, strict=True):
+            lane.say(LINE.pack(READ, 0, number, 0, 0, 0))
+        if self.block is None or self.block.lent is None:
+            self.done = True
+        else:
+            self._wait_in(UNREAD)
+
+    def _wait_in(self, channel: int) -> None:
+        self.channel = channel
+        self.near.queues[channel].append(self)
+
+    def missing(self) -> Sequence[Lane]:
+        """Those that it waits for."""
+        if self.channel == UNREAD:
+            return list(self.block.readers) if self.block is not None else []
+        return [lane for lane in self.lanes if not lane.come[self.channel]]
+
+    def wait(self) -> None:
+        near = self.near
+        if not self.done:
+            near.go_on()
+        if self.done:
+            near.watch.passed(self.what, self.ranks)
+            return
+        begin = time.perf_counter()
+        with near.watch.during(self.what, self.ranks):
+            near.finish(self)
+        near.traffic.waited_s += time.perf_counter() - begin
+
+
+@dataclass(eq=False, kw_only=True)
+class Receipt(Errand):
+    """What is said is copied to its place."""
+
+    places: Sequence[Tensor] = ()
+
+    def take(self, mails: Sequence[Mail]) -> None:
+        for (_, data), place in zip(mails, self.places, strict=True):
+            place.copy_(data.view(place.dtype).view(place.shape))
+        self._answer(mails)
+
+
+@dataclass(eq=False, kw_only=True)
+class SmallSum(Errand):
+    """Every rank adds up all (rule H4). `place`: of the sum; what this rank has laid lies in its block."""
+
+    place: Tensor
+
+    def take(self, mails: Sequence[Mail]) -> None:
+        self.place.copy_(_added(self._in_order(mails)).view(self.place.shape))
+        self._answer(mails)
+
+    @property
+    def own(self) -> Tensor:
+        assert self.block is not None
+        return self.block.data[: self.place.nbytes].view(self.place.dtype)
+
+    def _in_order(self, mails: Sequence[Mail]) -> list[Tensor]:
+        """What each rank has laid; the lanes are in the order of ranks."""
+        found = [data.view(self.place.dtype) for _, data in mails]
+        found.insert(self.ranks.index(self.near.rank), self.own)
+        return found
+
+
+@dataclass(eq=False, kw_only=True)
+class SumInPieces(SmallSum):
+    """Every rank adds up its piece, where it has laid it, and tells the others, who then copy it."""
+
+    laid: Sequence[Mail] = ()  # what the others have, from when this rank's piece is done
+
+    def take(self, mails: Sequence[Mail]) -> None:
+        if self.laid:
+            self._copy_pieces()
+            self._answer(self.laid)
+            return
+        self.laid = mails
+        pieces = [part.tensor_split(len(self.ranks)) for part in self._in_order(mails)]
+        at = self.ranks.index(self.near.rank)
+        _added([each[at] for each in pieces], into=pieces[at][at])
+        for lane in self.lanes:
+            lane.say(LINE.pack(LIES, TOTALS, 0, 0, 0, 0))
+        self._wait_in(TOTALS)
+
+    def _copy_pieces(self) -> None:
+        """To the place: of what lies there already, only those of others."""
+        lent = self.block is not None and self.block.lent is not None
+        direct = lent or self.place.is_contiguous()
+        into = self.own if lent else self.place.view(-1) if direct else torch.empty_like(self.own)
+        places = into.tensor_split(len(self.ranks))
+        for at, (rank, part) in enumerate(zip(self.ranks, self._in_order(self.laid), strict=True)):
+            if not lent or rank != self.near.rank:
+                places[at].copy_(part.tensor_split(len(self.ranks))[at])
+        if not direct:
+            self.place.copy_(into.view(self.place.shape))
+
+
+def _added(parts: Sequence[Tensor], into: Tensor | None = None) -> Tensor:
+    """In their order. `into` may be one of them."""
+    if len(parts) == 2:
+        return torch.add(parts[0], parts[1], out=into)
+    total = parts[0] + parts[1]
+    for part in parts[2:]:
+        total += part
+    return total if into is None else into.copy_(total)
 
 
 def meet_neighbours(
-    ranks: Sequence[int], rank: int, tell: Callable[[bytes], list[bytes]], timeout_s: float
+    ranks: Sequence[int], tell: Callable[[bytes], list[bytes]], watch: Watch, traffic: Traffic
 ) -> Neighbours | None:
     """Rule H3. `tell` gives what every rank says, in order; all ranks make theirs together."""
     host, memory, lanes, failure = host_name(), SharedMemory(), dict[int, Lane](), ""
     server = listen() if host else None
     address = server.getsockname().decode().lstrip("\0") if server is not None else ""
     said = [json.loads(text) for text in tell(json.dumps({"host": host, "address": address}).encode())]
-    hosts = [each["host"] for each in said]
-    if len(set(filter(None, hosts))) == len([*filter(None, hosts)]):
-        return None  # nobody shares a host with anybody
+    hosts = [each["host"] for each in said if each["host"]]
     near = {other: each["address"] for other, each in zip(ranks, said, strict=True) if host and each["host"] == host}
-    near.pop(rank, None)
+    near.pop(watch.rank, None)
     try:
-        made = connect(server, rank, near, timeout_s) if server is not None else {}
-        lanes = {other: Lane(connection, memory, timeout_s) for other, connection in made.items()}
+        if server is not None and near:
+            made = connect(server, watch.rank, near, watch.timeout_s)
+            lanes = {other: Lane(other, made[other], memory, watch.timeout_s) for other in sorted(made)}
     except OSError as error:
         failure = str(error) or type(error).__name__
     if server is not None:
         server.close()
-    found, failures = Neighbours(rank, lanes, memory, timeout_s), tell(failure.encode())
+    if len(set(hosts)) == len(hosts):
+        return None  # nobody shares a host with anybody
+    found, failures = Neighbours(lanes, memory, watch, traffic), tell(failure.encode())
     if any(failures):
         _log.info("ranks of one host talk over its network: %s", next(filter(None, failures)).decode())
         found.close()

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import mmap
 import os
+import weakref
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,42 +25,75 @@ PAGE = 4096
 STEPS = 8  # sizes of blocks between one power of two and the next
 
 
-@dataclass
+@dataclass(eq=False)
 class Block:
-    """`readers`: who have not yet read what lies in it."""
+    """`readers`: who have not yet read what lies in it; `lent`: a tensor lies in it that is not ours."""
 
     number: int
     segment: int
     offset: int
-    data: Tensor = None  # type: ignore[assignment]
-    readers: int = 0
+    room: int  # bytes
+    data: Tensor
+    readers: set[Any] = field(default_factory=set)
+    lent: weakref.ref[memoryview] | None = None
 
 
 class SharedMemory:
     def __init__(self) -> None:
         self.files: list[int] = []  # one for each segment
         self.blocks: list[Block] = []
-        self._free = defaultdict[int, list[Block]](list)
+        self._maps: list[mmap.mmap] = []
+        self._free = defaultdict[int, list[Block]](list)  # by room
+        self._rooms: dict[int, int] = {}  # by size
         self._last: Tensor | None = None  # segment, of which there is something left
         self._used = 0
+        self._lent: dict[int, Block] = {}  # by where they begin
 
     @property
     def nbytes(self) -> int:
-        return sum(os.fstat(file).st_size for file in self.files)
+        return sum(map(len, self._maps))
 
     def take(self, size: int) -> Block:
-        """A block of at least so many bytes."""
-        room = _rounded(size)
-        return self._free[room].pop() if self._free[room] else self._carve(room)
+        """A block of at least so many bytes. It comes back when all its readers have read it: `has_read`."""
+        room = self._rooms.get(size)
+        if room is None:
+            room = self._rooms[size] = _rounded(size)
+        free = self._free[room]
+        return free.pop() if free else self._carve(room)
 
-    def give_back(self, block: Block) -> None:
-        self._free[block.data.numel()].append(block)
+    def has_read(self, number: int, reader: Any) -> None:
+        block = self.blocks[number]
+        if reader in block.readers:
+            block.readers.remove(reader)
+            if not block.readers and block.lent is None:
+                self._free[block.room].append(block)
+
+    def lend(self, size: int) -> Tensor:
+        """A block, as a tensor of bytes: it comes back when nobody holds that any more, either."""
+        block = self.take(size)
+        memory = memoryview(self._maps[block.segment])[block.offset : block.offset + size]
+        found = torch.frombuffer(memory, dtype=torch.uint8)
+        place = found.data_ptr()
+
+        def give_back(_: object) -> None:
+            del self._lent[place]
+            block.lent = None
+            if not block.readers:
+                self._free[block.room].append(block)
+
+        block.lent = weakref.ref(memory, give_back)
+        self._lent[place] = block
+        return found
+
+    def lent(self, tensor: Tensor) -> Block | None:
+        """The block that was lent for a tensor."""
+        return self._lent.get(tensor.data_ptr())
 
     def _carve(self, room: int) -> Block:
         if self._last is None or self._last.numel() - self._used < room:
             self._last, self._used = self._segment(max(room, SEGMENT)), 0
         lo, self._used = self._used, self._used + room
-        self.blocks.append(Block(len(self.blocks), len(self.files) - 1, lo, self._last[lo : lo + room]))
+        self.blocks.append(Block(len(self.blocks), len(self.files) - 1, lo, room, self._last[lo : lo + room]))
         return self.blocks[-1]
 
     def _segment(self, size: int) -> Tensor:
@@ -70,7 +105,8 @@ class SharedMemory:
             what = f"no memory is left for messages to other ranks of this host: {format_bytes(size)} more"
             raise RunError(what, hint="smaller inputs, or fewer ranks on this host") from error
         self.files.append(file)
-        return mapped(file)
+        self._maps.append(mmap.mmap(file, size))
+        return torch.frombuffer(self._maps[-1], dtype=torch.uint8)
 
     def close(self) -> None:
         """What others have mapped, and tensors that lie in it, stay."""

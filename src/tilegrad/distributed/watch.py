@@ -17,13 +17,12 @@ as if they did something else.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,32 +148,30 @@ class Watch:
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def during(self, what: str, peers: Sequence[int], begun: WatchedCall | None = None) -> Iterator[WatchedCall | None]:
+    def during(self, what: str, peers: Collection[int], begun: WatchedCall | None = None) -> During:
         """A call that other ranks take part in. `what` is what errors call it; `begun`: the same call goes on."""
-        if len(self.ranks) == 1:
-            yield None
-            return
+        return During(self, what, peers, begun)
+
+    def passed(self, what: str, peers: Collection[int]) -> None:
+        """A call in which nobody had to be waited for."""
         if self.verdict is not None:  # some have stopped already
             raise self._error(self.verdict, what, 0.0, "the others had stopped before")
-        call = self._begin(what, peers, begun)
-        try:
-            yield call
-        except RuntimeError as error:  # a connection that was closed, or a timeout
-            raise self._blame(call, error) from error
-        finally:
-            self.since, self.call = time.monotonic(), None
+        for peer in peers:
+            self.counts[peer] = self.counts.get(peer, 0) + 1
+        self.since = time.monotonic()
 
-    def _begin(self, what: str, peers: Sequence[int], begun: WatchedCall | None) -> WatchedCall:
-        now = time.monotonic()
+    def begin(self, what: str, peers: Collection[int], begun: WatchedCall | None) -> WatchedCall:
         if begun is None:
-            for peer in peers:
-                self.counts[peer] = self.counts.get(peer, 0) + 1
+            self.passed(what, peers)
             numbers = {peer: self.counts[peer] for peer in peers if peer != self.rank}
         else:
+            self.passed(what, ())
             numbers = dict(begun.numbers)
-        self.call = WatchedCall(what, numbers, now)
+        self.call = WatchedCall(what, numbers, time.monotonic())
         return self.call
+
+    def end(self) -> None:
+        self.since, self.call = time.monotonic(), None
 
     def _state(self) -> dict[str, Any]:
         """Whether this rank is in a call, and for how long. A call of another mesh is a call, but nobody here is waited
@@ -216,7 +213,7 @@ class Watch:
                 case "left":
                     self._left = message
 
-    def _blame(self, call: WatchedCall, error: Exception) -> RankError:
+    def blame(self, call: WatchedCall, error: Exception) -> RankError:
         waited = time.monotonic() - call.begin
         said = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         if not self._news.is_set():
@@ -262,6 +259,28 @@ class Watch:
         who = " and ".join(map(str, verdict.ranks))
         why = f": {verdict.why}" if verdict.why else ""
         return RankError(f"rank {who} {verdict.how}, and the others stop{why}", verdict.ranks, where=where, hint=hint)
+
+
+class During:
+    """A connection that was closed, or a timeout, is a `RuntimeError`: then it is found out who is to blame."""
+
+    def __init__(self, watch: Watch, what: str, peers: Collection[int], begun: WatchedCall | None):
+        self._watch, self._given = watch, (what, peers, begun)
+        self._call: WatchedCall | None = None
+
+    def __enter__(self) -> WatchedCall | None:
+        if len(self._watch.ranks) > 1:
+            self._call = self._watch.begin(*self._given)
+        return self._call
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._call is None:
+            return
+        try:
+            if isinstance(error, RuntimeError):
+                raise self._watch.blame(self._call, error) from error
+        finally:
+            self._watch.end()
 
 
 _watches: list[Watch] = []  # of this process

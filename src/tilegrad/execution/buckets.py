@@ -66,29 +66,28 @@ class Bucket:
         there = [at for at, name in enumerate(self.names) if name in arrivals.reached]
         if not there:
             return
-        flat, pieces = self._laid(
-            [grads[at] for at in there], [like[at] for at in there], dtype, arrivals.anchor.device
-        )
+        flat, pieces = self._laid([grads[at] for at in there], [like[at] for at in there], dtype, arrivals)
         arrivals.found |= {self.names[at]: piece for at, piece in zip(there, pieces, strict=True)}
         what = f"the gradient of '{self.names[there[0]]}'" + (f" and {len(there) - 1} more" if len(there) > 1 else "")
         tell = arrivals.peers.broadcast if self.first else arrivals.peers.sum
         arrivals.pending.append(tell(what, flat, self.axes))
 
     def _laid(
-        self, grads: Sequence[Tensor | None], sizes: Sequence[torch.Size], dtype: torch.dtype, device: torch.device
+        self, grads: Sequence[Tensor | None], sizes: Sequence[torch.Size], dtype: torch.dtype, arrivals: Arrivals
     ) -> tuple[Tensor, Sequence[Tensor]]:
         """All end to end, and where each lies in it."""
-        only = grads[0]
-        if self.alone and only is not None and only.is_contiguous() and fills(only):
+        only, device, lengths = grads[0], arrivals.anchor.device, [prod(size) for size in sizes]
+        room = None if self.mute else arrivals.peers.room(sum(lengths), dtype, self.axes)
+        if room is None and self.alone and only is not None and only.is_contiguous() and fills(only):
             return only, [only]
         if self.mute:
-            flat = torch.empty(sum(map(prod, sizes)), dtype=dtype, device=device)
+            flat = torch.empty(sum(lengths), dtype=dtype, device=device)
         else:
             flat = torch.cat(
-                [torch.zeros(prod(size), dtype=dtype, device=device) if grad is None else grad.reshape(-1)
-                 for grad, size in zip(grads, sizes, strict=True)]
+                [torch.zeros(length, dtype=dtype, device=device) if grad is None else grad.reshape(-1)
+                 for grad, length in zip(grads, lengths, strict=True)], out=room
             )  # fmt: skip
-        pieces = flat.split_with_sizes([prod(size) for size in sizes])
+        pieces = flat.split_with_sizes(lengths)
         return flat, [piece.view(size) for piece, size in zip(pieces, sizes, strict=True)]
 
 

@@ -28,6 +28,9 @@ class Peers(Protocol):
     def gather(self, what: str, tensor: Tensor, axes: frozenset[str]) -> Tensor:
         """The tensors of all ranks that differ along `axes`, in order, one above the other."""
 
+    def room(self, count: int, dtype: torch.dtype, axes: frozenset[str]) -> Tensor | None:
+        """Where what is added up or told is best laid, if that matters."""
+
     def sum(self, what: str, tensor: Tensor, axes: frozenset[str]) -> Pending:
         """Begin to add up a tensor over the ranks that differ along `axes`, in place."""
 
@@ -43,7 +46,7 @@ class Messages:
 
     def __init__(self, what: str, sends: dict[int, Tensor], receives: dict[int, Tensor]):
         self.what, self.sends, self.receives = what, sends, receives
-        self.peers = sorted({*sends, *receives})
+        self.peers = tuple(sorted({*sends, *receives}))
         self.sent_bytes, self.received_bytes = (sum(t.nbytes for t in each.values()) for each in (sends, receives))
         self.gives: list[Place] = []
         self.takes: list[Place] = []

@@ -128,8 +128,12 @@ class Ranks:
             return
         extent = run.extent(name)
         own = self._gradient_or_zero(Strip(name, extent, 0))
+        room = self.peers.room(own.numel(), own.dtype, step.axes)
         alone = name in run.leaves and own.numel() and own.is_contiguous() and fills(own)
-        own = own if alone else own.clone()  # it is added to in place
+        if room is not None:
+            own = room.view(own.shape).copy_(own)
+        elif not alone:
+            own = own.clone()  # it is added to in place
         run.grads[name] = Field(extent, "device")
         run.grads[name].write(extent, own)
         maker = run.graph.producer.get(name)

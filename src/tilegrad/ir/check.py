@@ -60,7 +60,7 @@ def _written_once(graph: Graph) -> Iterator[Problem]:
 
 
 def _ordered(graph: Graph) -> Iterator[Problem]:
-    ready = {v.name for v in graph.values if not v.kind.computed}
+    ready = set(graph.outside)
     for node in graph.nodes:
         for name in node.reads:
             if name not in ready:

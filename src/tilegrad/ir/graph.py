@@ -127,6 +127,11 @@ class Graph:
         return {v.name: v for v in self.values}
 
     @cached_property
+    def outside(self) -> tuple[str, ...]:
+        """Values that no node makes: inputs, parameters, buffers, constants."""
+        return tuple(v.name for v in self.values if not v.kind.computed)
+
+    @cached_property
     def node(self) -> dict[str, Node]:
         return {n.name: n for n in self.nodes}
 

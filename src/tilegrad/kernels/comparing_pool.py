@@ -248,15 +248,13 @@ def _at_once(planes: Tensor) -> int:
 
 
 def _largest(x: Tensor, dim: int, taps: _Taps, out: Tensor | None) -> Tensor:
-    def part(of: Tensor, which: slice) -> Tensor:
-        return of[(slice(None),) * dim + (which,)]
-
+    before = (slice(None),) * dim
     (first, every), *rest = taps.widest
     if rest and rest[0][1] == every:
-        found = torch.maximum(part(x, first), part(x, rest.pop(0)[0]), out=out)
+        found = torch.maximum(x[(*before, first)], x[(*before, rest.pop(0)[0])], out=out)
     else:
-        found = part(x, first).clone() if out is None else out.copy_(part(x, first))
+        found = x[(*before, first)].clone() if out is None else out.copy_(x[(*before, first)])
     for read, compared in rest:
-        target = part(found, compared)
-        torch.maximum(target, part(x, read), out=target)
+        target = found[(*before, compared)]
+        torch.maximum(target, x[(*before, read)], out=target)
     return found

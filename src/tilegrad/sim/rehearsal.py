@@ -58,8 +58,7 @@ class _Stage(Pass):
 
     def __init__(self, schedule: Schedule, graded: set[str], device: str):
         graph = schedule.graph
-        outside = [v.name for v in graph.values if not v.kind.computed]
-        tensors = {name: _blank(graph, name, schedule.owned(name).shape) for name in outside}
+        tensors = {name: _blank(graph, name, schedule.owned(name).shape) for name in graph.outside}
         for name in graded:
             tensors[name].requires_grad_(tensors[name].is_floating_point())
         super().__init__(Executor(replace(schedule, steps=()), device), tensors, torch.device("meta"))

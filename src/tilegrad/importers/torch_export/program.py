@@ -65,7 +65,7 @@ class Captured:
             named = {name: tensor for each in held for name, tensor in each}
             found |= {name: named[str(self.graph.value[name].target)] for name in self.slots}
         found |= self.constants
-        return {v.name: found[v.name] for v in self.graph.values if not v.kind.computed}
+        return {name: found[name] for name in self.graph.outside}
 
     def graded(self, flat: Sequence[Any]) -> list[str]:
         """The outside values that need a gradient."""

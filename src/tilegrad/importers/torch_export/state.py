@@ -30,8 +30,8 @@ from .reach import Container, Reach, Variable
 Type = tuple[Any, ...]
 
 
-def tensor_type(tensor: Tensor) -> Type:
-    return tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad
+def _types(tensors: Sequence[Tensor]) -> list[Type]:
+    return [(t.shape, t.dtype, t.device, t.requires_grad) for t in tensors]
 
 
 @dataclass
@@ -54,8 +54,8 @@ class Snapshot:
         plain = [c for c in filled if id(c.live) not in holders]
         self._live, self._then = [c.live for c in plain], [c.content for c in plain]
         self._mixed = [(c.live, _without(c.content, c.live, tensors), tensors) for c in filled if id(c.live) in holders]
-        self._types = [tensor_type(slot.get()) for slot in reach.tensors]
-        self._shared = _shared([slot.get() for slot in reach.tensors])
+        tensors_now = [slot.get() for slot in reach.tensors]
+        self._types, self._shared = _types(tensors_now), _shared(tensors_now)
         self._names = [c.name for c in plain]
 
     def holds(self) -> bool:
@@ -76,7 +76,7 @@ class Snapshot:
                 if variable.differs():
                     return variable.name
             now = [slot.get() for slot in self.reach.tensors]
-            if [tensor_type(t) for t in now] != self._types or _shared(now) != self._shared:
+            if _types(now) != self._types or _shared(now) != self._shared:
                 return "the type of a tensor, or which tensors are shared"
             if any(not np.array_equal(a, b) for a, b in self.reach.arrays):
                 return "the content of a NumPy array"

@@ -17,7 +17,6 @@ from typing import Any
 from ...schedule import Exchange, Finish, Schedule, Sum
 from ...sim.clock import measure_time
 from ...sim.links import Link
-from ...sim.machine import PEER
 from ...sim.predict import predict
 from ..problem import MeshProblem
 from .account import Account, busiest_rank, make_accounts
