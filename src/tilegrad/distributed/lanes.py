@@ -159,11 +159,14 @@ def connect(server: socket.socket, rank: int, addresses: dict[int, str], seconds
         while len(found) < len(addresses):
             server.settimeout(max(0.01, end - time.monotonic()))
             connection, _ = server.accept()
-            caller = _who(connection, max(0.01, end - time.monotonic()))
-            if caller is None or caller not in addresses or caller in found:
-                connection.close()
-            else:
-                found[caller] = connection
+            caller = None
+            try:
+                caller = _who(connection, max(0.01, end - time.monotonic()))
+            finally:
+                if caller is None or caller not in addresses or caller in found:
+                    connection.close()
+                else:
+                    found[caller] = connection
     except OSError:
         for connection in found.values():
             connection.close()

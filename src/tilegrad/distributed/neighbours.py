@@ -77,13 +77,13 @@ class Neighbours:
     def broadcast(self, what: str, ranks: Ranks, tensor: Tensor, source: int) -> Errand:
         if source != self.rank:
             return self._begin(Receipt(self, what, ranks, SUMS, [self.lanes[source]], places=[tensor]))
-        block = self._lay(SUMS, tensor, self._lanes(ranks))
+        block = self._lay(SUMS, tensor, self._lanes(ranks), self.memory.lent(tensor))
         return self._begin(Receipt(self, what, ranks, SUMS, [], block))  # which need not be lent
 
     def sum(self, what: str, ranks: Ranks, tensor: Tensor) -> Errand:
         ranks = tuple(sorted(ranks))
         lanes = self._lanes(ranks)
-        block = self._lay(SUMS, tensor, lanes)
+        block = self._lay(SUMS, tensor, lanes, self.memory.lent(tensor))
         kind = SumInPieces if tensor.nbytes >= IN_PIECES else SmallSum
         errand = self._begin(kind(self, what, ranks, SUMS, lanes, block, place=tensor))
         block.readers.add(errand)  # until it has added up
@@ -101,10 +101,9 @@ class Neighbours:
             self._others[ranks] = [self.lanes[rank] for rank in ranks if rank != self.rank]
         return self._others[ranks]
 
-    def _lay(self, channel: int, tensor: Tensor, lanes: Sequence[Lane]) -> Block:
-        """Into a block, if it does not lie in one, and tell of it."""
+    def _lay(self, channel: int, tensor: Tensor, lanes: Sequence[Lane], block: Block | None = None) -> Block:
+        """Into a block, if it does not lie in this one, and tell of it."""
         size = tensor.nbytes
-        block = self.memory.lent(tensor) if size >= IN_PIECES and tensor.is_contiguous() else None
         if block is None:
             block = self.memory.take(size)
             block.data[:size].view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())

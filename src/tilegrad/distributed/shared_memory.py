@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import threading
 import weakref
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -27,7 +28,8 @@ STEPS = 8  # sizes of blocks between one power of two and the next
 
 @dataclass(eq=False)
 class Block:
-    """`readers`: who have not yet read what lies in it; `lent`: a tensor lies in it that is not ours."""
+    """`readers`: who have not yet read what lies in it; `lent`: a tensor lies in it that is not ours; `free`: nobody's,
+    for the next that needs one."""
 
     number: int
     segment: int
@@ -36,6 +38,7 @@ class Block:
     data: Tensor
     readers: set[Any] = field(default_factory=set)
     lent: weakref.ref[memoryview] | None = None
+    free: bool = False
 
 
 class SharedMemory:
@@ -48,6 +51,7 @@ class SharedMemory:
         self._last: Tensor | None = None  # segment, of which there is something left
         self._used = 0
         self._lent: dict[int, Block] = {}  # by where they begin
+        self._lock = threading.RLock()  # a tensor may end in any thread
 
     @property
     def nbytes(self) -> int:
@@ -59,14 +63,21 @@ class SharedMemory:
         if room is None:
             room = self._rooms[size] = _rounded(size)
         free = self._free[room]
-        return free.pop() if free else self._carve(room)
+        block = free.pop() if free else self._carve(room)
+        block.free = False
+        return block
 
     def has_read(self, number: int, reader: Any) -> None:
         block = self.blocks[number]
-        if reader in block.readers:
-            block.readers.remove(reader)
-            if not block.readers and block.lent is None:
-                self._free[block.room].append(block)
+        with self._lock:
+            if reader in block.readers:
+                block.readers.remove(reader)
+                self._settle(block)
+
+    def _settle(self, block: Block) -> None:
+        if not (block.readers or block.lent is not None or block.free):
+            block.free = True
+            self._free[block.room].append(block)
 
     def lend(self, size: int) -> Tensor:
         """A block, as a tensor of bytes: it comes back when nobody holds that any more, either."""
@@ -76,18 +87,19 @@ class SharedMemory:
         place = found.data_ptr()
 
         def give_back(_: object) -> None:
-            del self._lent[place]
-            block.lent = None
-            if not block.readers:
-                self._free[block.room].append(block)
+            with self._lock:
+                del self._lent[place]
+                block.lent = None
+                self._settle(block)
 
         block.lent = weakref.ref(memory, give_back)
         self._lent[place] = block
         return found
 
     def lent(self, tensor: Tensor) -> Block | None:
-        """The block that was lent for a tensor."""
-        return self._lent.get(tensor.data_ptr())
+        """The block that was lent for a tensor, if nobody else has yet to read it."""
+        block = self._lent.get(tensor.data_ptr()) if tensor.is_contiguous() else None
+        return block if block is not None and not block.readers else None
 
     def _carve(self, room: int) -> Block:
         if self._last is None or self._last.numel() - self._used < room:

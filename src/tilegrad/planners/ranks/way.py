@@ -139,5 +139,5 @@ class Way:
         )  # fmt: skip
 
 
-# Between processes that compute on all cores of a host: until their threads have woken each other, as measured.
+# Between processes that compute on all cores of a host, by way of shared memory: mostly until the other is there.
 CROWDED = Link("crowded", 4e9, 0.2e-3)
