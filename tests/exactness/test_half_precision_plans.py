@@ -27,7 +27,7 @@ def test_bytes_are_as_predicted(dtype: torch.dtype, planner: str) -> None:
     torch.manual_seed(0)
     net, x = vgg16(width=0.125, head="pool").to(dtype), torch.randn(1, 3, 192, 192).to(dtype)
     held(net, x)  # libraries are loaded
-    tiled = tilegrad.tile(net, budget=int(0.75 * held(net, x)), planner=planner)
+    tiled = tilegrad.tile(net, budget=int(0.8 * held(net, x)), planner=planner)
     measured = held(tiled, x)
     assert tiled.plan.schedule.predicted["total_bytes"] == pytest.approx(measured, rel=0.01)
 

@@ -98,12 +98,12 @@ def test_the_step_is_run_again_in_less(half: str, norm: bool, caplog: pytest.Log
 
 
 class Tight(AbstractContextManager[None]):
-    """An allocator that is held to so many bytes, as `Reserved` does on a GPU, until that is lifted."""
+    """An allocator that is held to so many bytes, as `Reserved` does on a GPU, until that is widened or lifted."""
 
-    def __init__(self, limit: int):
-        self.limit, self.lifted, self.times = limit, False, 0
+    def __init__(self, limit: int, wider: int):
+        self.limit, self.wider, self.lifted, self.times = limit, wider, False, 0
 
-    def begin(self, tensors: object) -> AbstractContextManager[None] | None:
+    def begin(self, tensors: object, predicted: int) -> AbstractContextManager[None] | None:
         return None if self.lifted else self
 
     def __enter__(self) -> None:
@@ -116,6 +116,10 @@ class Tight(AbstractContextManager[None]):
         self.mode.count.__exit__(*error)
         self.times += self.mode.times
 
+    def widen(self, limit: object) -> bool:
+        before, self.limit = self.limit, self.wider
+        return self.wider > before
+
     def end(self, *step: object) -> None: ...
 
     def lesson(self, schedule: object) -> None: ...
@@ -124,20 +128,21 @@ class Tight(AbstractContextManager[None]):
         self.lifted = True
 
 
-@pytest.mark.parametrize("share", [0.9, 0.0])  # in a smaller plan; in none
-def test_an_allocator_that_is_held_to_a_limit(share: float) -> None:
+@pytest.mark.parametrize(("share", "wider"), [(0.9, 1.0), (0.9, 0.9), (0.0, 0.0)])  # as it is; a smaller plan; none
+def test_an_allocator_that_is_held_to_a_limit(share: float, wider: float) -> None:
     plain = make_net(norm=False)
     x = integer_tensor(IMAGE)
     tiled = tilegrad.tile(copy.deepcopy(plain), tile=32)
     forward, _ = needs(tiled, x)
-    tight = Tight(int(share * forward))
-    tiled.plan_for(x)
+    tight = Tight(int(share * forward), int(wider * forward))
+    before = tiled.plan_for(x).schedule
     tiled._state.last.reserved = tight
     expected = plain(x)
     expected.square().sum().backward()
     found = tiled(x)
     assert tight.times >= 1
-    assert tight.lifted == (share == 0.0)
+    assert tight.lifted == (wider == 0.0)
+    assert (tiled._state.last.schedule is before) == (wider == 1.0)
     tight.lifted = True  # backward may take what it needs
     found.square().sum().backward()
     assert torch.equal(found, expected)

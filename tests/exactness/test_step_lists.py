@@ -91,7 +91,7 @@ def test_every_network_is_here() -> None:
 def test_planned_for_several_budgets(name: str, planner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offload, "SMALL", 1 << 8)  # these networks are small
     _, graph = graph_of(name)
-    found = [planned(graph, planner, share) for share in (0.6, 0.8, 0.95)]
+    found = [planned(graph, planner, share) for share in (0.6, 0.8, 0.9, 0.95)]
     choices = [fixed(schedule) for schedule in found if schedule is not None]
     assert len(choices) >= 2
     assert_plans(small(name, train=True), [double(name)], choices, exact=False, peak=False)

@@ -76,8 +76,9 @@ def test_no_point_lies_before_an_output_that_is_cut() -> None:
 
 
 def test_a_budget_that_has_no_room_for_whole_maps() -> None:
-    problem = MeshProblem(SMALL, TWO, 0, weights(SMALL))
-    free, parts = plan_rank(problem, None), plan_rank(MeshProblem(SMALL, TWO, 0, weights(SMALL), "segment"), None)
+    graph = graph_of(resnet18(width=0.5), 1, 3, 192, 192)
+    problem = MeshProblem(graph, TWO, 0, weights(graph))
+    free, parts = plan_rank(problem, None), plan_rank(MeshProblem(graph, TWO, 0, weights(graph), "segment"), None)
     assert free.mesh_plan.placement.whole and "run whole on every rank" in str(free)
     most = free.schedule.predicted["total_bytes"]
     assert parts.schedule.predicted["total_bytes"] < most
