@@ -183,6 +183,9 @@ class Nobody:
     def sum(self, what: str, tensor: Tensor, axes: frozenset[str]) -> Nobody:
         return self
 
+    def spread(self, what: str, tensor: Tensor, axes: frozenset[str]) -> Nobody:
+        return self
+
     def broadcast(self, what: str, tensor: Tensor, axes: frozenset[str]) -> Nobody:
         return self
 

@@ -13,6 +13,8 @@ Rule P4  Phases: a local node joins the phase of its inputs where they are cut a
 Rule P5  The *tail* is every node whose output is not cut and of which nothing is made that is, by folds neither: what
          every rank computes alike to the end. Its gradients count on the first rank alone, and nothing of them is made
          on others. A planner may gather nodes that could be cut (`whole`), to make it longer.
+Rule P6  Of what was gathered so, convolutions with large weights that nobody else reads are *shared*: each rank makes some
+         of the channels, and what backward makes with their weights. To that end all ranks go back through the tail.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from ..region import Box
 from .axes import Axes, call_of
 
 NONE: frozenset[str] = frozenset()
+SHARED_BYTES = 1 << 18  # of weights: for less, ranks do not meet twice
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Placement:
     exchanged: frozenset[str]  # values whose halos move between ranks although nothing else ends there
     tail: frozenset[str] = frozenset()  # nodes
     whole: frozenset[str] = frozenset()  # nodes of it that are gathered although they could be cut
+    shared: frozenset[str] = frozenset()  # of these, those whose channels ranks share
 
     def is_fold(self, node: Node) -> bool:
         return bool(self.folds[node.name])
@@ -60,7 +64,8 @@ def place_values(
     phase: dict[str, int] = {}
     for node in graph.nodes:
         phase[node.name] = _phase(graph, node, cut, folds, phase, frozenset(exchanged), tail)
-    return Placement(tuple(mesh), cut, folds, phase, frozenset(exchanged), tail, frozenset(whole))
+    shared = frozenset(node.name for node in graph.nodes if node.name in tail & set(whole) and _is_shared(graph, node))
+    return Placement(tuple(mesh), cut, folds, phase, frozenset(exchanged), tail, frozenset(whole), shared)
 
 
 def _tail(graph: Graph, cut: Mapping[str, frozenset[str]], folds: Mapping[str, frozenset[str]]) -> frozenset[str]:
@@ -71,6 +76,16 @@ def _tail(graph: Graph, cut: Mapping[str, frozenset[str]], folds: Mapping[str, f
         if not cut[node.outputs[0]] and not folds[node.name] and all(reader.name in found for reader in readers):
             found.add(node.name)
     return frozenset(found)
+
+
+def _is_shared(graph: Graph, node: Node) -> bool:
+    """Rule P6."""
+    call = call_of(graph, node)
+    if not find(node).by_channels or call.attr("groups", 1) > 1:
+        return False
+    weight = node.reads[call.index["weight"]]
+    mine = graph.value[weight].kind is Kind.PARAMETER and graph.consumers[weight] == (node,)
+    return mine and weight not in graph.outputs and graph.type(weight).bytes >= SHARED_BYTES
 
 
 def read_by_tail(graph: Graph, tail: Collection[str]) -> frozenset[str]:

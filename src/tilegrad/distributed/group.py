@@ -184,6 +184,22 @@ class Group:
         sent, source = tensor.to(self._wire), sorted(ranks).index(ranks[0])
         return self._begun(what, ranks, lambda: [begin_broadcast(group, sent, source)], [(tensor, sent)])
 
+    def spread(self, what: str, tensor: Tensor, axes: frozenset[str]) -> Pending:
+        """Begin to give all ranks that differ along `axes` the equal pieces of a flat tensor, of which each has its own,
+        in order; in place."""
+        group, ranks = self.among(axes)
+        if group is None or not tensor.numel():
+            return PendingMessage(lambda: None)
+        self.traffic.broadcast_bytes += tensor.nbytes // len(ranks)
+        self.traffic.broadcasts += 1
+        if (near := self._near(ranks)) is not None:
+            return near.spread(what, ranks, tensor)
+        rows, order = tensor.view(len(ranks), -1), sorted(ranks)
+        mine = rows[ranks.index(self.rank)].to(self._wire, copy=True)
+        arrived = torch.empty(rows.shape, dtype=tensor.dtype, device=self._wire)
+        pairs = [(row, arrived[order.index(rank)]) for row, rank in zip(rows, ranks, strict=True)]
+        return self._begun(what, ranks, lambda: [begin_gather(group, arrived.view(-1), mine)], pairs)
+
     # -- agreement -----------------------------------------------------------------------------------------------------
 
     def _tell(self, text: bytes) -> list[bytes]:

@@ -80,6 +80,13 @@ class Neighbours:
         block = self._lay(SUMS, tensor, self._lanes(ranks), self.memory.lent(tensor))
         return self._begin(Receipt(self, what, ranks, SUMS, [], block))  # which need not be lent
 
+    def spread(self, what: str, ranks: Ranks, tensor: Tensor) -> Errand:
+        """`tensor`: as many equal pieces as there are ranks, of which each has laid its own."""
+        rows, lanes = list(tensor.view(len(ranks), -1)), self._lanes(ranks)
+        mine, lent = rows.pop(ranks.index(self.rank)), self.memory.lent(tensor)
+        block = self._lay(SUMS, tensor if lent is not None else mine, lanes, lent)
+        return self._begin(Spread(self, what, ranks, SUMS, lanes, block, places=rows))
+
     def sum(self, what: str, ranks: Ranks, tensor: Tensor) -> Errand:
         ranks = tuple(sorted(ranks))
         lanes = self._lanes(ranks)
@@ -218,6 +225,17 @@ class Receipt(Errand):
     def take(self, mails: Sequence[Mail]) -> None:
         for (_, data), place in zip(mails, self.places, strict=True):
             place.copy_(data.view(place.dtype).view(place.shape))
+        self._answer(mails)
+
+
+@dataclass(eq=False, kw_only=True)
+class Spread(Receipt):
+    """Of what each rank has laid, all or its piece, its piece is copied."""
+
+    def take(self, mails: Sequence[Mail]) -> None:
+        for lane, (_, data), place in zip(self.lanes, mails, self.places, strict=True):
+            lo = 0 if len(data) == place.nbytes else self.ranks.index(lane.rank) * place.nbytes
+            place.copy_(data[lo : lo + place.nbytes].view(place.dtype))
         self._answer(mails)
 
 

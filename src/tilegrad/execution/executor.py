@@ -71,6 +71,7 @@ class Executor:
         writes = (name for node in self.graph.nodes for name in self.ops[node.name].writes(node))
         self.written = [name for name in dict.fromkeys(writes) if not self.graph.value[name].kind.computed]
         self.write_readers = {name: len(self.graph.consumers[name]) for name in self.written}
+        self.apart = schedule.seat.shared if schedule.seat is not None else frozenset[str]()  # nodes of which ranks share
         self.draws = any(op.random for op in self.ops.values())
         self.members: dict[str, list[str]] = {}  # values by whose memory they lie in
         for value in self.graph.values:
@@ -86,7 +87,8 @@ class Executor:
     def program(self, island: Island) -> tuple[ProgramStep, ...]:
         """An island's steps, made once: several nodes are one step where there is a kernel for them."""
         if island.name not in self._programs:
-            fused = with_kernels(island, self.graph, self.calls, self.device, offered())
+            shared = not self.apart.isdisjoint(island.nodes)
+            fused = island.steps if shared else with_kernels(island, self.graph, self.calls, self.device, offered())
             steps = [
                 prepared(self, step) if isinstance(step, Compute | Fused | Join) else step
                 for step in _in_stretches(self._with_whole(island, fused))
@@ -114,6 +116,7 @@ class Executor:
                 written = op.writes(call.node)
                 alone = op.random or call.attr("device") is not None or not call.node.reads
                 alone = alone or any(self.write_readers.get(read, 1) > 1 for read in call.node.reads)
+                alone = alone or name in self.apart
                 return WholeNode(call, op, box, written, alone)
             case Fused(steps=steps):
                 return WholeChain(step, tuple(self.calls[each.node] for each in steps), steps[-1].out)

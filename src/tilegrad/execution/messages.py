@@ -34,6 +34,10 @@ class Peers(Protocol):
     def sum(self, what: str, tensor: Tensor, axes: frozenset[str]) -> Pending:
         """Begin to add up a tensor over the ranks that differ along `axes`, in place."""
 
+    def spread(self, what: str, tensor: Tensor, axes: frozenset[str]) -> Pending:
+        """Begin to give all ranks that differ along `axes` the pieces of a tensor, of which each rank has its own, in
+        order; in place."""
+
     def broadcast(self, what: str, tensor: Tensor, axes: frozenset[str]) -> Pending:
         """Begin to give the first's tensor to all ranks that differ along `axes`, in place."""
 

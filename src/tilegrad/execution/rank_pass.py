@@ -75,7 +75,7 @@ class RankPass:
         reached = self.executor.reached(frozenset(given)) & self.needs
         self.arrivals.reached = reached
         seat, edges, self.edges = self.executor.schedule.seat, self.edges, {}
-        mute = seat.mute if seat is not None else ()
+        mute = seat.mute - self.program.shared if seat is not None else ()
         roots, seeds = [], []
         for name, grad in zip(self.output_names, grads, strict=True):
             if grad is not None and name in edges:

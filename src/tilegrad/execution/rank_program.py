@@ -21,6 +21,7 @@ from ..ops.frame import cropped
 from ..region import Box
 from ..schedule import Exchange, Finish, Fold, Run, Store, Sum
 from .buckets import Bucket, in_buckets
+from .by_channels import shared_convs
 from .compiled import frame_of
 from .executor import Executor, ProgramStep
 from .meeting import FoldPart, HeldValue, Meeting
@@ -68,14 +69,22 @@ class RankProgram:
         self._hulls = self._all_boxes()
         forth = executor.schedule.steps[: executor.schedule.turn]
         self._moved = {value for step in forth if isinstance(step, Exchange) for value in step.values}
-        sums = [step for step in executor.schedule.steps if isinstance(step, Sum) and step.later]
         self._tail, self._behind = Tail(executor.schedule), False  # is what is built now of the tail?
+        self._shared = shared_convs(executor, needs)
+        self._weights = {conv.weight for conv in self._shared.values()}  # these tell of their gradients themselves
+        steps = executor.schedule.steps
+        sums = [step for step in steps if isinstance(step, Sum) and step.later and step.value not in self._weights]
         self._crossed: dict[int, int] = {}  # slots of what the tail reads, by what they are before it
         each = in_buckets(executor, sums, needs, self._tail.mute)
         self._buckets = {n: bucket for bucket in each for n in bucket.names}
         self._build()
         self.outputs = {name: self._get(name, executor.owned[name]) for name in self._wanted()}
         self._find_dead()
+
+    @property
+    def shared(self) -> frozenset[str]:
+        """What is made where all ranks go back, also those whose gradients count elsewhere."""
+        return self._tail.makes if self._tail.is_shared else frozenset()
 
     def _wanted(self) -> list[str]:
         names = dict.fromkeys((*self.graph.outputs, *(new for _, new in self.graph.updates)))
@@ -118,11 +127,12 @@ class RankProgram:
         """For a node."""
         slot, tail, bucket = self._get(value, box), self._tail, self._buckets.get(value)
         crosses = self._behind and value in self.needs and value in tail.carries and value not in tail.makes
-        if not crosses or (bucket is not None and bucket.first):
+        if not crosses or (bucket.first if bucket is not None else value in self._weights):
             return slot
         if slot not in self._crossed:
             self._crossed[slot], self.size = self.size, self.size + 1
-            self._add(_crossing(Threshold(value, tail.mute)), (slot,), (self._crossed[slot],))
+            threshold = Threshold(value, tail.mute, tail.is_shared)
+            self._add(_crossing(threshold), (slot,), (self._crossed[slot],))
         return self._crossed[slot]
 
     def _enter(self, value: str) -> None:
@@ -205,8 +215,9 @@ class RankProgram:
                 self._add(_stretch(step), takes, gives, early=early)
             case WholeNode():
                 takes = [self._whole(name) for name in step.reads]
-                early = step.out in self._moved
-                self._add(_whole_node(step), takes, (self._put(step.out, step.box),), early=early)
+                shared = self._shared.get(step.call.node.name)
+                function = _whole_node(step) if shared is None else shared.run
+                self._add(function, takes, (self._put(step.out, step.box),), early=step.out in self._moved)
             case Fold(node=name, box=box):
                 self._folded[name] = box
             case Store(value=value) if value not in self._have:

@@ -141,6 +141,7 @@ class Op:
 
     pads: ClassVar[bool] = False  # does what sticks out of the input count as padding?
     dense: ClassVar[bool] = False  # does its arithmetic run at the machine's full rate, or wait for memory?
+    by_channels: ClassVar[bool] = False  # does it make channels by the rows of its `weight`, of all channels?
     native: ClassVar[bool] = True  # does torch's own operator compute the same for whole tensors?
     remembers: ClassVar[tuple[str, ...]] = ()  # arguments that torch's own operator writes to
     random: ClassVar[bool] = False

@@ -40,6 +40,7 @@ def windows(call: Call) -> tuple[Slide, ...]:
 @op("conv1d", "conv2d", "conv3d")
 class Conv(Op):
     dense = True
+    by_channels = True
     fresh_gradient = True
     gradient_alone = True
     pads = True

@@ -72,8 +72,9 @@ def _names(names: Iterable[str]) -> str:
 
 
 def _format_seat(seat: Seat) -> list[str]:
-    named = (("mute", seat.mute), ("tail", seat.tail))
-    lines = [_line("rank", str(seat.rank), *(word for kind, n in named if n for word in (kind, _names(sorted(n)))))]
+    named = (("mute", seat.mute), ("tail", seat.tail), ("shared", seat.shared), ("along", seat.axes))
+    words = [word for kind, names in named if names for word in (kind, _names(sorted(names)))]
+    lines = [_line("rank", str(seat.rank), *words, "is", *map(str, seat.place))]
     lines += [_line("owns", name, box.text, "holds", seat.regions[name].text) for name, box in seat.owned.items()]
     return lines
 
@@ -243,16 +244,18 @@ def _split(line: str, at: int) -> _Words:
 class _SeatLines:
     def __init__(self) -> None:
         self.rank: int | None = None
-        self.mute: tuple[str, ...] = ()
-        self.tail: tuple[str, ...] = ()
+        self.mute = self.tail = self.shared = self.along = frozenset[str]()
+        self.place = 0, 1
         self.owned: dict[str, Box] = {}
         self.regions: dict[str, Box] = {}
 
     def read(self, kind: str, words: _Words) -> None:
         if kind == "rank":
             self.rank = words.number("a rank")
-            self.mute = words.names() if words.next_is("mute") else ()
-            self.tail = words.names() if words.next_is("tail") else ()
+            kinds = ("mute", "tail", "shared", "along")
+            found = (frozenset(words.names() if words.next_is(kind) else ()) for kind in kinds)
+            self.mute, self.tail, self.shared, self.along = found
+            self.place = (words.number("a place"), words.number("a count")) if words.next_is("is") else (0, 1)
             return
         name = words.take("a value")
         self.owned[name], _, self.regions[name] = words.box(), words.word("holds"), words.box()
@@ -260,7 +263,9 @@ class _SeatLines:
     def seat(self) -> Seat | None:
         if self.rank is None:
             return None
-        return Seat(self.rank, self.owned, self.regions, frozenset(self.mute), frozenset(self.tail))
+        return Seat(
+            self.rank, self.owned, self.regions, self.mute, self.tail, self.shared, self.along, self.place
+        )  # fmt: skip
 
 
 def _island_head(words: _Words) -> tuple[str, frozenset[str], frozenset[str] | None]:

@@ -55,13 +55,17 @@ class Islands(Mapping[str, Island]):
 class Seat:
     """One rank's place in a mesh: which box of each value it owns, and which it holds (with margins for what it reads
     of others); all of it where nothing is said. `mute`: outputs whose gradient counts on another rank; `tail`: nodes
-    whose gradients are made on the first rank alone (`bounds.placement`, rule P5)."""
+    whose gradients are made on the first rank alone (`bounds.placement`, rule P5); `shared`: those of it whose channels
+    ranks share (rule P6), the ranks that differ along `axes`, of which this is number `place[0]` of `place[1]`."""
 
     rank: int
     owned: Mapping[str, Box] = field(repr=False)
     regions: Mapping[str, Box] = field(repr=False)
     mute: frozenset[str] = frozenset()
     tail: frozenset[str] = frozenset()
+    shared: frozenset[str] = frozenset()
+    axes: frozenset[str] = frozenset()
+    place: tuple[int, int] = (0, 1)
 
 
 @dataclass(frozen=True)

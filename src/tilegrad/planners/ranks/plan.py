@@ -189,6 +189,9 @@ class MeshPlan:
             {name: self.region(name, coords) for name in names},
             frozenset(mute),
             self.placement.tail,
+            self.placement.shared,
+            frozenset(self.mesh.axes),
+            (list(self.mesh.coords()).index(coords), self.mesh.count),
         )
         keep = frozenset(p.name(tile) for p in phases for tile in p.tiles()) if kept else frozenset[str]()
         needs = needed_gradients(self.graph, graded)

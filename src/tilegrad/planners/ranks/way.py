@@ -14,8 +14,10 @@ from itertools import groupby
 from math import prod
 from typing import Any
 
+from ...bounds import call_of
+from ...ops import Call
 from ...schedule import Exchange, Finish, Schedule, Sum
-from ...sim.clock import measure_time
+from ...sim.clock import measure_time, whole_seconds
 from ...sim.links import Link
 from ...sim.predict import predict
 from ..problem import MeshProblem
@@ -72,7 +74,24 @@ class Way:
         machine = self.ranks.machine
         launch_s = machine.launch_s * (REPLAYED if self.kept else 1.0)
         machine = replace(machine, launch_s=launch_s, peer_bytes_per_s=FREE.bytes_per_s, message_s=FREE.message_s)
-        return measure_time(self.schedule, None, machine).total_s
+        return measure_time(self.schedule, None, machine).total_s - sum(self._spared(call) for call in self._shared)
+
+    @cached_property
+    def _shared(self) -> list[Call]:
+        """Nodes of which every rank makes some channels (`bounds.placement`, rule P6)."""
+        graph = self.plan.graph
+        return [call_of(graph, graph.node[name]) for name in self.plan.placement.shared] if self.kept else []
+
+    def _spared(self, call: Call) -> float:
+        """Of a node that is made whole, what others do."""
+        seconds, factor = whole_seconds(call, self.ranks.machine)
+        return seconds * (1 + factor) * (1 - 1 / self.plan.mesh.count)
+
+    def shared_s(self, link: Link) -> float:
+        """Forward its channels are gathered, backward the gradients of what it reads are added up."""
+        count = self.plan.mesh.count
+        each = ((call.out.bytes / count, call.inputs[0].bytes) for call in self._shared)
+        return sum(link.gather_s(int(made), count) + link.sum_s(read, count) for made, read in each)
 
     @cached_property
     def peak_bytes(self) -> int:
@@ -125,7 +144,7 @@ class Way:
         return self.ranks.machine.kernel_s is None
 
     def step_s(self, link: Link) -> float:
-        return self.compute_s + self.halo_s(link) + self.fold_s(link) + self.sum_s(link)
+        return self.compute_s + self.halo_s(link) + self.fold_s(link) + self.shared_s(link) + self.sum_s(link)
 
     def _count(self, axes: frozenset[str]) -> int:
         return prod(self.plan.mesh.size(axis) for axis in axes)
