@@ -13,8 +13,9 @@ Rule P4  Phases: a local node joins the phase of its inputs where they are cut a
 Rule P5  The *tail* is every node whose output is not cut and of which nothing is made that is, by folds neither: what
          every rank computes alike to the end. Its gradients count on the first rank alone, and nothing of them is made
          on others. A planner may gather nodes that could be cut (`whole`), to make it longer.
-Rule P6  Of what was gathered so, convolutions with large weights that nobody else reads are *shared*: each rank makes some
-         of the channels, and what backward makes with their weights. To that end all ranks go back through the tail.
+Rule P6  Of what was gathered so, convolutions with large weights that nobody else reads are *shared*: each rank makes
+         some of the channels, and what backward makes with their weights. To that end all ranks go back through the
+         tail.
 """
 
 from __future__ import annotations

@@ -185,8 +185,8 @@ class Group:
         return self._begun(what, ranks, lambda: [begin_broadcast(group, sent, source)], [(tensor, sent)])
 
     def spread(self, what: str, tensor: Tensor, axes: frozenset[str]) -> Pending:
-        """Begin to give all ranks that differ along `axes` the equal pieces of a flat tensor, of which each has its own,
-        in order; in place."""
+        """Begin to give all ranks that differ along `axes` the equal pieces of a flat tensor, of which each has its
+        own, in order; in place."""
         group, ranks = self.among(axes)
         if group is None or not tensor.numel():
             return PendingMessage(lambda: None)

@@ -72,12 +72,12 @@ class SharedMemory:
         with self._lock:
             if reader in block.readers:
                 block.readers.remove(reader)
-                self._settle(block)
+                if not (block.readers or block.lent is not None or block.free):
+                    self._settle(block)
 
     def _settle(self, block: Block) -> None:
-        if not (block.readers or block.lent is not None or block.free):
-            block.free = True
-            self._free[block.room].append(block)
+        block.free = True
+        self._free[block.room].append(block)
 
     def lend(self, size: int) -> Tensor:
         """A block, as a tensor of bytes: it comes back when nobody holds that any more, either."""
@@ -90,7 +90,8 @@ class SharedMemory:
             with self._lock:
                 del self._lent[place]
                 block.lent = None
-                self._settle(block)
+                if not (block.readers or block.free):
+                    self._settle(block)
 
         block.lent = weakref.ref(memory, give_back)
         self._lent[place] = block

@@ -71,7 +71,7 @@ class Executor:
         writes = (name for node in self.graph.nodes for name in self.ops[node.name].writes(node))
         self.written = [name for name in dict.fromkeys(writes) if not self.graph.value[name].kind.computed]
         self.write_readers = {name: len(self.graph.consumers[name]) for name in self.written}
-        self.apart = schedule.seat.shared if schedule.seat is not None else frozenset[str]()  # nodes of which ranks share
+        self.apart = schedule.seat.shared if schedule.seat is not None else frozenset[str]()  # shared nodes
         self.draws = any(op.random for op in self.ops.values())
         self.members: dict[str, list[str]] = {}  # values by whose memory they lie in
         for value in self.graph.values:

@@ -109,6 +109,7 @@ class Stretch:
         self.nodes = [name for step in steps for name in step.nodes]
         self.reads = list(dict.fromkeys(name for step in steps for name in step.reads if name not in made))
         self.makes = [(name, box) for name, box in made.items() if name not in freed]
+        self._shapes = [(name, box, box.shape) for name, box in self.makes]
         self._slot = {name: at for at, name in enumerate((*self.reads, *made))}
         nodes = [step for step in steps if isinstance(step, WholeNode)]
         self.written = [(step.call.node, self._slot[name]) for step in nodes for name in step.written]
@@ -128,11 +129,12 @@ class Stretch:
             slots[gives] = function([slots[at] for at in takes])  # type: ignore[misc]  # all are there by now
             for at in dead:
                 slots[at] = None
-        return [(name, checked(slots[self._slot[name]], box, name), box) for name, box in self.makes]
+        return [(name, checked(slots[self._slot[name]], box, name, shape), box) for name, box, shape in self._shapes]
 
 
-def checked(tensor: Tensor | None, box: Box, where: str | Node) -> Tensor:
-    if tensor is None or tensor.shape != box.shape:
+def checked(tensor: Tensor | None, box: Box, where: str | Node, due: tuple[int, ...] | None = None) -> Tensor:
+    """`due`: the box's shape, where it is known."""
+    if tensor is None or tensor.shape != (due or box.shape):
         shape = None if tensor is None else tuple(tensor.shape)
         place = where if isinstance(where, str) else where.describe()
         raise InternalError(f"a tensor of {shape} where {box.shape} was due", where=place)

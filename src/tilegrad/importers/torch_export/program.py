@@ -27,7 +27,7 @@ from ...torch_private import FakeTensor, OpOverload
 from .arguments import argument_names, autocast_dtype, check_ready, device_of, fake_inputs, from_shapes
 from .explain import explain, is_ours
 from .functional import Aliases
-from .reach import HIDDEN, TensorSlot
+from .reach import HIDDEN, TensorSlot, contents
 from .state import Snapshot, Write
 from .trace import INNER, LOCK, Given, Returned, Traced, trace
 from .trees import fill, take
@@ -59,7 +59,7 @@ class Captured:
         structure to take parameters and buffers from."""
         found = dict(zip(self.user_inputs, flat, strict=True))
         if module is None:
-            found |= {name: slot.get() for name, slot in self.slots.items()}
+            found |= zip(self.slots, contents(self.slots.values()), strict=True)
         else:
             held = (module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False))
             named = {name: tensor for each in held for name, tensor in each}

@@ -71,6 +71,11 @@ class TensorSlot:
             self.holder[self.key] = value
 
 
+def contents(slots: Iterable[TensorSlot]) -> list[Any]:
+    """What is in them: `get`, in every call of a module, and so without one for each."""
+    return [s.holder.cell_contents if s.key is None else s.holder[s.key] for s in slots]
+
+
 @dataclass(frozen=True, slots=True)
 class Container:
     """A dict, list, set or deque that the module can reach, and what was in it."""

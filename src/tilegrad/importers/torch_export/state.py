@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import InternalError
-from .reach import Container, Reach, Variable
+from .reach import Container, Reach, Variable, contents
 
 Type = tuple[Any, ...]
 
@@ -54,7 +54,7 @@ class Snapshot:
         plain = [c for c in filled if id(c.live) not in holders]
         self._live, self._then = [c.live for c in plain], [c.content for c in plain]
         self._mixed = [(c.live, _without(c.content, c.live, tensors), tensors) for c in filled if id(c.live) in holders]
-        tensors_now = [slot.get() for slot in reach.tensors]
+        tensors_now = contents(reach.tensors)
         self._types, self._shared = _types(tensors_now), _shared(tensors_now)
         self._names = [c.name for c in plain]
 
@@ -75,7 +75,7 @@ class Snapshot:
             for variable in self.reach.variables:
                 if variable.differs():
                     return variable.name
-            now = [slot.get() for slot in self.reach.tensors]
+            now = contents(self.reach.tensors)
             if _types(now) != self._types or _shared(now) != self._shared:
                 return "the type of a tensor, or which tensors are shared"
             if any(not np.array_equal(a, b) for a, b in self.reach.arrays):
