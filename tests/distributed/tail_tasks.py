@@ -32,7 +32,7 @@ def count(mesh: Any, case: Case) -> dict[str, float]:
     """What a rank sends in a step, once everything is made; and of how many convolutions it makes gradients."""
     tiled, x = tilegrad.tile(case.net, mesh=mesh), part(case.inputs[0], mesh)
     torch.manual_seed(0)
-    with behind(case.tail):
+    with behind(case.tail, case.shared):
         for _ in range(3):  # in the first, second, fourth, … ranks compare their parameters
             tiled.traffic.clear()
             run_once(tiled, [x], case)

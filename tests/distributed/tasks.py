@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 import tilegrad
+from tilegrad.bounds import placement
 from tilegrad.distributed import Part, part
 from tilegrad.distributed.cut_weights import local_of
 from tilegrad.distributed.join import group_of
@@ -42,6 +43,7 @@ class Case:
     seed: int = 0
     tiles: int | None = None  # of a rank's own box, instead of keeping everything
     tail: int | None = None  # which of the points behind which all is whole is taken, from the last; else none
+    shared: bool = False  # do ranks share the channels of all convolutions there, however small?
     hosted: bool = False  # messages lie elsewhere than tensors, as those of a GPU over gloo
     options: Mapping[str, Any] = field(default_factory=dict)  # of `tile`
 
@@ -71,10 +73,12 @@ def step(mesh: Any, case: Case) -> Found:
     tiled = tilegrad.tile(case.net, mesh=mesh, **options, **case.options)
     tiled.traffic.clear()
     given = [_given(mesh, case, at, x) for at, x in enumerate(case.inputs)]
-    with _in_tiles(case.tiles), behind(case.tail), _elsewhere(mesh) if case.hosted else contextlib.nullcontext():
+    hosted = _elsewhere(mesh) if case.hosted else contextlib.nullcontext()
+    with _in_tiles(case.tiles), behind(case.tail, case.shared), hosted:
         for _ in range(case.steps):
             outputs = run_once(tiled, given, case)
-    assert bool(tiled.plan.mesh_plan.placement.whole) == (case.tail is not None)
+    placed = tiled.plan.mesh_plan.placement
+    assert bool(placed.whole) == (case.tail is not None) and bool(placed.shared) <= case.shared
     traffic = _traffic(tiled)
     leaves = {f"input {at}": x for at, x in enumerate(given) if isinstance(x, Part | Tensor)}
     gradients = {name: _gathered(x) if isinstance(x, Part) else x.grad for name, x in leaves.items() if x.requires_grad}
@@ -175,14 +179,16 @@ def _in_tiles(count: int | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def behind(point: int | None) -> Iterator[None]:
-    """Plans that run all that is behind a point whole on every rank, whatever is faster."""
+def behind(point: int | None, shared: bool = False) -> Iterator[None]:
+    """Plans that run all that is behind a point whole on every rank, whatever is faster. `shared`: but for the channels
+    of convolutions, of any size."""
 
     def chosen(ranks: Any, exchanged: Any) -> TailPoint:
         found = tails(ranks.graph, ranks.mesh.axes)  # none of a function of a part
         return NO_POINT if point is None or not found else found[point]
 
-    with mock.patch.object(mesh_planner, "choose_tail", chosen):
+    least = 0 if shared else placement.SHARED_BYTES
+    with mock.patch.object(mesh_planner, "choose_tail", chosen), mock.patch.object(placement, "SHARED_BYTES", least):
         yield
 
 
@@ -309,10 +315,10 @@ def odd_second(mesh: Any, payload: tuple[nn.Module, list[list[tuple[int, ...]]]]
         tiled(part(torch.zeros(size, dtype=torch.float64), mesh))
 
 
-def several_calls(mesh: Any, payload: tuple[nn.Module, Tensor, str, int | None]) -> dict[str, Tensor | None]:
-    net, x, how, tail = payload
+def several_calls(mesh: Any, payload: tuple[nn.Module, Tensor, str, int | None, bool]) -> dict[str, Tensor | None]:
+    net, x, how, tail, shared = payload
     tiled, given = tilegrad.tile(net, mesh=mesh), part(x.requires_grad_(), mesh)
-    with behind(tail):
+    with behind(tail, shared):
         call_several(tiled, given, how)
     found = {name: p.grad for name, p in net.named_parameters()}
     return found | {"input": _gathered(given)}

@@ -197,7 +197,7 @@ def test_several_calls(pool: Pool, how: str, crossed: list[MeshSpec]) -> None:
     call_several(plain, leaf, how)
     wanted = {name: p.grad for name, p in plain.named_parameters()} | {"input": leaf.grad}
     for mesh in crossed:
-        for found in pool.run(mesh, "several_calls", (net, x, how, None)):
+        for found in pool.run(mesh, "several_calls", (net, x, how, None, False)):
             for name, grad in wanted.items():
                 assert (found[name] is None) == (grad is None), name
                 assert grad is None or torch.equal(found[name], grad), name
