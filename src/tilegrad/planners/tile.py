@@ -47,6 +47,7 @@ SAVED = 0.005  # of a step's time: what more tiles kept would save at most, and 
 FULL = 0.015  # of a budget: so little room is not looked at
 DIALLED = 5  # numbers of tiles kept that are looked at, at most
 HALVED = 3  # the one that is half way, whatever was learned by then
+SPARE = 1.06  # times the least bytes that are weighed: of such tiles the fewest are called the smallest
 MARGIN = 0.9  # of a budget: what few tiles should fit in, for they are weighed less well
 
 
@@ -222,15 +223,18 @@ class TileSearch:
         return self.scale.computed_s([node for part in parts for node in part.nodes])
 
     def smallest(self, storages: Sequence[str]) -> Fit | None:
-        """The tiles that need least of all that are weighed."""
+        """The tiles that need least of all that are weighed, or a little more if they are far fewer."""
         if not self.axes:
             return None
         sizes = [size for family in self.families for size in (*family.few, *family.many[-1:])]
         between = next(self.between(storages[-1], 0.0), USUAL)
         every = [o for size in sizes for mode in self.modes for o in self.weigh(mode, size, storages[-1], 0.0, between)]
         options = [option for option in every if option.tiles <= MOST_ISLANDS] or every[:1]
-        best = min(options, key=lambda o: (o.weight.total_bytes, o.weight.seconds), default=None)
-        return self.rehearse(best) if best is not None else None
+        if not options:
+            return None
+        least = min(option.weight.total_bytes for option in options)
+        near = [option for option in options if option.weight.total_bytes <= SPARE * least]
+        return self.rehearse(min(near, key=lambda o: (o.tiles, o.weight.total_bytes)))
 
     def rehearse(self, option: Option) -> Fit:
         schedule = self._schedule(option.mode, option.phases, option.storage, option.again)

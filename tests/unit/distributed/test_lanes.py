@@ -13,7 +13,7 @@ import torch
 
 from tilegrad.distributed import lanes
 from tilegrad.distributed.lanes import CHANNELS, HALOS, LINE, PARTS, READ, Lane, connect, host_name
-from tilegrad.distributed.shared_memory import Block, SharedMemory
+from tilegrad.distributed.shared_memory import SharedBlock, SharedMemory
 
 pytestmark = pytest.mark.skipif(not host_name(), reason="ranks of one host do not share memory here")
 
@@ -27,7 +27,7 @@ def pair() -> Iterator[tuple[Lane, Lane]]:
         lane.close()
 
 
-def say(lane: Lane, channel: int, *numbers: int) -> Block:
+def say(lane: Lane, channel: int, *numbers: int) -> SharedBlock:
     block = lane.own.take(8 * len(numbers))
     block.data[: 8 * len(numbers)].view(torch.int64).copy_(torch.tensor(numbers))
     block.readers.add(lane)

@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from tilegrad.distributed.shared_memory import PAGE, SEGMENT, Block, SharedMemory, mapped
+from tilegrad.distributed.shared_memory import PAGE, SEGMENT, SharedBlock, SharedMemory, mapped
 from tilegrad.errors import RunError
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="Linux has memory without a name")
 
 
-def span(block: Block) -> tuple[int, int]:
+def span(block: SharedBlock) -> tuple[int, int]:
     return block.data.data_ptr(), block.data.data_ptr() + block.room
 
 
@@ -96,7 +96,7 @@ def test_only_what_begins_at_a_block_was_lent() -> None:
 def test_no_byte_has_two_owners(seed: int) -> None:
     """A random life: what was written into a block is still there when it is given back."""
     luck, memory = random.Random(seed), SharedMemory()
-    taken = list[tuple[Block, int]]()
+    taken = list[tuple[SharedBlock, int]]()
     lent = list[tuple[Tensor, int]]()
     for mark in range(1, 600):
         size, what = luck.choice([10, 5_000, 70_000, 300_000]), luck.random()
