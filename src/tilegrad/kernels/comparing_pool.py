@@ -192,10 +192,13 @@ class _How:
         the last one's. A comparison that makes ones and zeros takes a tenth of the time of one that makes booleans."""
         step = self.taps[-1].slide.stride
         columns = _apart(x, step)
-        given = [of_x] if step == 1 else [torch.empty_like(each) for each in columns]
-        for each in given if not self.exact else ():
-            each.zero_()
         usual = x.is_meta or bool(isfinite(grad.sum()) and isfinite(found.sum()))
+        if step == 1:
+            given = [of_x]
+        elif usual and self.exact:
+            given = columns  # each is looked at once
+        else:
+            given = [torch.empty_like(each) for each in columns]
         if usual:
             self._compare_numbers(grad.clone(), columns, found, given)
         else:
@@ -205,12 +208,15 @@ class _How:
 
     def _compare_numbers(self, left: Tensor, columns: Sequence[Tensor], found: Tensor, given: Sequence[Tensor]) -> None:
         """`left`: what no element has yet been given. It becomes zero where it is taken off."""
-        room = torch.empty_like(found)
+        for each in given if not self.exact else ():
+            each.zero_()
+        room = None if self.exact else torch.empty_like(found)
         for phase, read, made in self.apart:
             target, rest = given[phase][read], left[made]
-            hit = torch.eq(columns[phase][read], found[made], out=target if self.exact else room[made]).mul_(rest)
+            out = target if room is None else room[made]
+            hit = torch.eq(columns[phase][read], found[made], out=out).mul_(rest)
             rest.sub_(hit)
-            if not self.exact:
+            if room is not None:
                 target.add_(hit)
 
     def _compare_any(self, grad: Tensor, columns: Sequence[Tensor], found: Tensor, given: Sequence[Tensor]) -> None:
