@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import tilegrad
 from tilegrad.bounds import placement
-from tilegrad.distributed import Part, part
+from tilegrad.distributed import Part, close, neighbours, part
 from tilegrad.distributed.cut_weights import local_of
 from tilegrad.distributed.join import group_of
 from tilegrad.errors import TilegradError
@@ -93,6 +93,33 @@ def step(mesh: Any, case: Case) -> Found:
     )
     cut = {f"gradient of {name}": (box, shapes[name]) for name, box in tiled.cut_parameters.items()}
     return Found(found, {name: b for name, b in cut.items() if name in found.gradients}, traffic)
+
+
+def step_on_hosts(mesh: Any, payload: tuple[Case, Sequence[str]]) -> Found:
+    """A step of ranks on hosts of these names, by rank: only those of one host share memory."""
+    case, hosts = payload
+    name = neighbours.host_name() + hosts[dist.get_rank()]
+    close(mesh)  # to meet anew
+    with mock.patch.object(neighbours, "host_name", return_value=name):
+        found, near = step(mesh, case), group_of(mesh).neighbours
+    close(mesh)
+    here = {rank for rank in range(len(hosts)) if hosts[rank] == hosts[dist.get_rank()]}
+    assert (near.ranks if near is not None else {dist.get_rank()}) == here
+    return found
+
+
+def step_after_leave(mesh: Any, net: nn.Module) -> tuple[str, bool]:
+    """What a module says that is called after its rank has left; and does one that is made later work?"""
+    x, tiled = torch.ones(1, 1, 8, 8), tilegrad.distribute(net, mesh)
+    before = tiled(part(x, mesh)).sum()
+    close(mesh)
+    said = ""
+    try:
+        tiled(part(x, mesh))
+    except TilegradError as error:
+        said = str(error)
+    again = tilegrad.distribute(net, mesh)(part(x, mesh)).sum()
+    return said, torch.equal(before, again)
 
 
 def run_once(module: nn.Module, given: Sequence[Any], case: Case) -> list[Any]:

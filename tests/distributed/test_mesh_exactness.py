@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import pytest
 from rank_pool import MeshSpec, Pool, mesh_of
 from rank_steps import assert_ranks_agree
-from sample_nets import CLOSE, EXACT, WINDOWS
+from sample_nets import CLOSE, EXACT, WINDOWS, conv
+from tasks import plain_step
+
+from tilegrad.testing import assert_same
 
 CORNERS = mesh_of(h=2, w=2)  # whose halos come from beside, below and across
 LINES = [mesh_of(w=3), mesh_of(h=4), mesh_of(batch=2, h=2)]
@@ -57,6 +61,20 @@ def test_any_mesh(pool: Pool, mesh: MeshSpec) -> None:
 def test_exchange_per_layer(pool: Pool, name: str, thorough: bool) -> None:
     meshes = USUAL if thorough else [CORNERS, *LINES[:2]]
     assert_ranks_agree(pool, replace(EXACT[name](), options={"exchange": "layer"}), meshes)
+
+
+@pytest.mark.parametrize(("mesh", "hosts"), [(mesh_of(h=3), "aab"), (CORNERS, "aabb"), (CORNERS, "aaab")], ids=str)
+def test_ranks_of_several_hosts(pool: Pool, mesh: MeshSpec, hosts: str) -> None:
+    """Those of one share memory, all others are reached over gloo, in one exchange."""
+    for case, exact in ((EXACT["conv stack, odd"](), True), (CLOSE["batch norm twice"](), False)):
+        plain = plain_step(copy.deepcopy(case))
+        for found in pool.run(mesh, "step_on_hosts", (case, hosts)):
+            assert_same(found.step, plain, exact=exact)
+
+
+def test_a_rank_that_has_left(pool: Pool) -> None:
+    for said, works in pool.run(mesh_of(h=2), "step_after_leave", conv(1, 1)):
+        assert said.startswith("this rank has taken leave of the mesh") and "try" in said and works
 
 
 @pytest.mark.parametrize("name", ["conv stack, odd", "a parameter for every pixel", "one pixel"])

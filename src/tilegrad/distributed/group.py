@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..bounds.mesh import Coords, Mesh
+from ..errors import RunError
 from ..execution.messages import Messages, Pending, pack
 from ..torch_private import begin_batch, begin_broadcast, begin_gather, begin_messages, begin_sum
 from .neighbours import Neighbours, meet_neighbours
@@ -35,6 +36,7 @@ class Group:
         self.coords: Coords = mesh.coords_of(rank)
         self.timeout = timedelta(seconds=timeout_s)
         self.traffic = Traffic()
+        self.closed = False
         everyone = frozenset(mesh.axes)
         self._all = self._new_group(self._ranks(everyone))
         self._halos = self._new_group(self._ranks(everyone))  # so that they need not queue behind sums
@@ -54,9 +56,17 @@ class Group:
 
     def close(self, error: BaseException | None = None) -> None:
         """Take leave; `error`: because of one."""
-        self.watch.close(error)
-        if self.neighbours is not None:
-            self.neighbours.close()
+        self.closed = True
+        try:
+            self.watch.close(error)
+        finally:
+            if self.neighbours is not None:
+                self.neighbours.close()
+
+    def _check_open(self) -> None:
+        if self.closed:
+            what = "this rank has taken leave of the mesh: tilegrad.distributed.close() was called"
+            raise RunError(what, hint="close after the last step, or distribute the module once more")
 
     def _near(self, ranks: Sequence[int]) -> Neighbours | None:
         """Where all of them are on this host."""
@@ -66,6 +76,7 @@ class Group:
     def among(self, axes: frozenset[str]) -> tuple[Any, tuple[int, ...]]:
         """The process group of the ranks that differ from this one along `axes` only, and those ranks. All ranks of the
         mesh ask for it at the same time."""
+        self._check_open()
         if axes not in self._groups:
             ranks = self._ranks(axes)
             with self.watch.during("making a group", ranks):
@@ -92,12 +103,27 @@ class Group:
 
     def post(self, messages: Messages) -> Pending:
         """Begin to send a tensor to each rank, and to receive one from each."""
+        self._check_open()
         traffic = self.traffic
         traffic.sent_bytes += messages.sent_bytes
         traffic.received_bytes += messages.received_bytes
         traffic.messages += len(messages.sends)
-        if (near := self._near(messages.peers)) is not None:
-            return near.post(messages.what, messages.peers, messages.sends, messages.receives)
+        near = self.neighbours
+        if near is None or near.ranks.isdisjoint(messages.peers):
+            return self._post_far(messages)
+        mine, others = messages.divided(near.ranks)
+        pending = near.post(mine.what, mine.peers, mine.sends, mine.receives)
+        if not others.peers:
+            return pending
+        far = self._post_far(others)
+
+        def wait() -> None:
+            pending.wait()
+            far.wait()
+
+        return PendingMessage(wait)
+
+    def _post_far(self, messages: Messages) -> PendingMessage:
         begin = begin_batch if self._wire.type == "cuda" else begin_messages
         sends, receives = messages.sends, messages.receives
         if self._wire != self.device:
@@ -219,6 +245,7 @@ class Group:
 
     def alike(self, what: str, text: str) -> bool:
         """Do all ranks of the mesh say the same?"""
+        self._check_open()
         if self._all is None:
             return True
         digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
@@ -230,6 +257,7 @@ class Group:
 
     def tell(self, what: str, text: str) -> list[str]:
         """What every rank of the mesh says, in order."""
+        self._check_open()
         with self.watch.during(what, self.mesh.ranks):
             return [found.decode() for found in self._tell(text.encode())]
 

@@ -15,11 +15,12 @@ import struct
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from .shared_memory import SharedBlock, SharedMemory, mapped
+from .shared_memory import NO_FILES, SharedBlock, SharedMemory, mapped
 
 LINE = struct.Struct("=BBIIQQ")  # what it says, channel, block, segment, where in it, and how many bytes
 ROOM = socket.CMSG_SPACE(array.array("i").itemsize) if hasattr(socket, "CMSG_SPACE") else 0
@@ -34,13 +35,14 @@ HALOS, PARTS, SUMS, TOTALS = CHANNELS = range(4)  # sums, and what the first tel
 
 class Lane:
     """One end of a connection to a rank. `own`: the memory that this side lays its messages into; `come`: what has come
-    on each channel; `ended`: why nothing more will."""
+    on each channel; `ended`: why nothing more will; `meanwhile`: what is done until the other side reads."""
 
     def __init__(self, rank: int, connection: socket.socket, own: SharedMemory, timeout_s: float):
         connection.setblocking(False)
         self._send, self._receive = connection.sendmsg, connection.recvmsg
         self.rank, self.socket, self.own, self.timeout_s, self.ended = rank, connection, own, timeout_s, ""
         self.come = [deque[Mail]() for _ in CHANNELS]
+        self.meanwhile: Callable[[], None] = self.listen
         self._told = 0  # segments of ours that the other side knows
         self._theirs: list[Tensor] = []
         _open.add(self)
@@ -65,7 +67,7 @@ class Lane:
                 end = end or now + self.timeout_s
                 if now > end:
                     self.ended = f"rank {self.rank} has read nothing for {self.timeout_s:g} s"
-                self.listen()
+                self.meanwhile()
                 _wait_to_write(self.socket, 0.1)
             except OSError:
                 self.listen()  # what it has said before
@@ -92,9 +94,20 @@ class Lane:
             elif what == READ:
                 self.own.has_read(number, self)
             else:
-                (file,) = array.array("i", rights[0][2])
-                theirs.append(mapped(file))
+                self._meet_segment(rights)
+
+    def _meet_segment(self, rights: list[tuple[int, int, bytes]]) -> None:
+        try:
+            if not rights:
+                raise OSError("none is left")  # the system drops what a process has no place for
+            (file,) = array.array("i", rights[0][2])
+            try:
+                self._theirs.append(mapped(file))
+            finally:
                 os.close(file)
+        except OSError as error:
+            what = error.strerror or str(error)
+            self.ended = f"rank {self.rank}'s memory cannot be mapped here: {what}; try {NO_FILES}"
 
     def _end(self) -> None:
         self.ended = self.ended or f"the connection to rank {self.rank} has ended"

@@ -50,8 +50,9 @@ class Neighbours:
         self._others: dict[tuple[int, ...], list[Lane]] = {}
         self._by_file = {lane.socket.fileno(): lane for lane in lanes.values()}
         self._poll = select.poll()
-        for file in self._by_file:
+        for file, lane in self._by_file.items():
             self._poll.register(file, select.POLLIN)
+            lane.meanwhile = self._listen  # ranks whose lanes are full in a ring wait for each other
 
     def close(self) -> None:
         for lane in self.lanes.values():
@@ -77,15 +78,16 @@ class Neighbours:
     def broadcast(self, what: str, ranks: Ranks, tensor: Tensor, source: int) -> Errand:
         if source != self.rank:
             return self._begin(Receipt(self, what, ranks, SUMS, [self.lanes[source]], places=[tensor]))
-        block = self._lay(SUMS, tensor, self._lanes(ranks), self.memory.lent(tensor))
-        return self._begin(Receipt(self, what, ranks, SUMS, [], block))  # which need not be lent
+        lent = self.memory.lent(tensor)
+        self._lay(SUMS, tensor, self._lanes(ranks), lent)
+        return self._begin(Receipt(self, what, ranks, SUMS, [], lent, holds=tensor))
 
     def spread(self, what: str, ranks: Ranks, tensor: Tensor) -> Errand:
         """`tensor`: as many equal pieces as there are ranks, of which each has laid its own."""
         rows, lanes = list(tensor.view(len(ranks), -1)), self._lanes(ranks)
         mine, lent = rows.pop(ranks.index(self.rank)), self.memory.lent(tensor)
-        block = self._lay(SUMS, tensor if lent is not None else mine, lanes, lent)
-        return self._begin(PieceReceipt(self, what, ranks, SUMS, lanes, block, places=rows))
+        self._lay(SUMS, tensor if lent is not None else mine, lanes, lent)
+        return self._begin(PieceReceipt(self, what, ranks, SUMS, lanes, lent, holds=tensor, places=rows))
 
     def sum(self, what: str, ranks: Ranks, tensor: Tensor) -> Errand:
         ranks = tuple(sorted(ranks))
@@ -127,14 +129,17 @@ class Neighbours:
 
     def go_on(self, seconds: float = 0.0) -> None:
         """As far as that is possible without waiting for longer than this."""
+        self._listen(seconds)
+        for queue in self.queues:
+            while queue and queue[0].go_on():
+                queue.popleft()
+
+    def _listen(self, seconds: float = 0.0) -> None:
         for file, _ in self._poll.poll(seconds * 1e3):
             lane = self._by_file[file]
             lane.listen()
             if lane.ended:
                 self._poll.unregister(file)
-        for queue in self.queues:
-            while queue and queue[0].go_on():
-                queue.popleft()
 
     def finish(self, errand: Errand) -> None:
         """All lanes are listened to: who cannot write to this rank might be waited for by the other."""
@@ -148,13 +153,13 @@ class Neighbours:
             if (left := end - time.monotonic()) <= 0:
                 who = " and ".join(str(lane.rank) for lane in missing)
                 raise RuntimeError(f"nothing has come from rank {who} for {self.watch.timeout_s:g} s")
-            self.go_on(left)
+            self.go_on(left if missing else 0.0)  # it may have come while another message was sent
 
 
 @dataclass(eq=False)
 class Errand:
     """Something that `ranks` do together: of each of these lanes a message is awaited, and taken; and if `block` was
-    lent, that it has been read (rule H5)."""
+    lent, for a tensor that it `holds`, that it has been read (rule H5)."""
 
     near: Neighbours
     what: str
@@ -162,6 +167,7 @@ class Errand:
     channel: int
     lanes: Sequence[Lane]
     block: SharedBlock | None = None
+    holds: Tensor | None = None
     done: bool = False
 
     def go_on(self) -> bool:

@@ -1,8 +1,8 @@
 """Memory of this process that other processes of its host may read, once they are given its file descriptors.
 
 It has no name in a file system, so nothing is left behind however a process ends. Blocks are of few sizes and serve
-again and again: the same messages are sent in every step. What is asked for is taken from the system at once, so that
-where there is none it is an error, and not a signal in the middle of a copy.
+again and again: the same messages are sent in every step. Of a segment only what its blocks need is taken from the
+system, and that at once, so that where there is none it is an error, and not a signal in the middle of a copy.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from torch import Tensor
 from ..errors import RunError
 from ..units import format_bytes
 
-SEGMENT = 8 << 20  # bytes that are taken at a time, at least
+SEGMENT = 256 << 20  # addresses that are mapped at a time, at least: each takes file descriptors of all ranks
+LARGER = 1.5  # times what is asked for: a block that is free and no larger serves, too
 PAGE = 4096
+NO_FILES = "more file descriptors (ulimit -n)"  # what to try
 STEPS = 8  # sizes of blocks between one power of two and the next
 
 
@@ -50,22 +52,29 @@ class SharedMemory:
         self._rooms: dict[int, int] = {}  # by size
         self._last: Tensor | None = None  # segment, of which there is something left
         self._used = 0
+        self._taken = 0
         self._lent: dict[int, SharedBlock] = {}  # by where they begin
         self._lock = threading.RLock()  # a tensor may end in any thread
 
     @property
     def nbytes(self) -> int:
-        return sum(map(len, self._maps))
+        """What is taken from the system."""
+        return self._taken
 
     def take(self, size: int) -> SharedBlock:
         """A block of at least so many bytes. It comes back when all its readers have read it: `has_read`."""
         room = self._rooms.get(size)
         if room is None:
             room = self._rooms[size] = _rounded(size)
-        free = self._free[room]
+        free = self._free[room] or self._larger(room)
         block = free.pop() if free else self._carve(room)
         block.free = False
         return block
+
+    def _larger(self, room: int) -> list[SharedBlock]:
+        """Blocks that are free and little larger."""
+        fitting = (size for size, blocks in self._free.items() if blocks and room < size <= LARGER * room)
+        return self._free[min(fitting, default=room)]
 
     def has_read(self, number: int, reader: Any) -> None:
         block = self.blocks[number]
@@ -105,20 +114,29 @@ class SharedMemory:
     def _carve(self, room: int) -> SharedBlock:
         if self._last is None or self._last.numel() - self._used < room:
             self._last, self._used = self._segment(max(room, SEGMENT)), 0
-        lo, self._used = self._used, self._used + room
+        lo = self._used
+        try:
+            os.posix_fallocate(self.files[-1], lo, room)
+        except OSError as error:
+            what = f"no memory is left for messages to other ranks of this host: {format_bytes(room)} more"
+            raise RunError(what, hint="smaller inputs, or fewer ranks on this host") from error
+        self._used, self._taken = lo + room, self._taken + room
         self.blocks.append(SharedBlock(len(self.blocks), len(self.files) - 1, lo, room, self._last[lo : lo + room]))
         return self.blocks[-1]
 
     def _segment(self, size: int) -> Tensor:
-        file = os.memfd_create("tilegrad", os.MFD_CLOEXEC)
         try:
-            os.posix_fallocate(file, 0, size)
+            file = os.memfd_create("tilegrad", os.MFD_CLOEXEC)
+            try:
+                os.ftruncate(file, size)
+                self._maps.append(mmap.mmap(file, size))
+            except OSError:
+                os.close(file)
+                raise
         except OSError as error:
-            os.close(file)
-            what = f"no memory is left for messages to other ranks of this host: {format_bytes(size)} more"
-            raise RunError(what, hint="smaller inputs, or fewer ranks on this host") from error
+            what = f"no memory can be shared with other ranks of this host: {error.strerror}"
+            raise RunError(what, hint=f"{NO_FILES}, or fewer ranks on this host") from error
         self.files.append(file)
-        self._maps.append(mmap.mmap(file, size))
         return torch.frombuffer(self._maps[-1], dtype=torch.uint8)
 
     def close(self) -> None:

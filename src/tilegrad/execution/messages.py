@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from math import prod
 from typing import Any, Protocol
 
@@ -54,6 +54,17 @@ class Messages:
         self.sent_bytes, self.received_bytes = (sum(t.nbytes for t in each.values()) for each in (sends, receives))
         self.gives: list[Place] = []
         self.takes: list[Place] = []
+
+    def divided(self, ranks: Collection[int]) -> tuple[Messages, Messages]:
+        """Those to and from these ranks, and those to and from others. What is in which is the same on both sides."""
+        if all(peer in ranks for peer in self.peers):
+            return self, Messages(self.what, {}, {})
+
+        def some(inside: bool) -> Messages:
+            each = ({r: t for r, t in to.items() if (r in ranks) is inside} for to in (self.sends, self.receives))
+            return Messages(self.what, *each)
+
+        return some(True), some(False)
 
     @staticmethod
     def of(step: Exchange, dtypes: Mapping[str, torch.dtype], device: torch.device) -> Messages:

@@ -236,8 +236,8 @@ class _How:
 
 
 def _apart(x: Tensor, step: int) -> list[Tensor]:
-    """Every `step`th column, from each of the first ones on."""
-    return [x] if step == 1 else [x[..., phase::step].contiguous() for phase in range(step)]
+    """Every `step`th column, from each of the first ones on. They are written to, so they are copies."""
+    return [x] if step == 1 else [x[..., p::step].clone(memory_format=torch.contiguous_format) for p in range(step)]
 
 
 def _join(columns: Sequence[Tensor], out: Tensor) -> None:

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tilegrad.distributed import lanes
-from tilegrad.distributed.lanes import CHANNELS, HALOS, LINE, PARTS, READ, Lane, connect, host_name
+from tilegrad.distributed import lanes, shared_memory
+from tilegrad.distributed.lanes import CHANNELS, HALOS, LINE, PARTS, READ, SEGMENT, Lane, connect, host_name
 from tilegrad.distributed.shared_memory import SharedBlock, SharedMemory
 
 pytestmark = pytest.mark.skipif(not host_name(), reason="ranks of one host do not share memory here")
@@ -68,8 +68,9 @@ def test_what_was_read_comes_back(pair: tuple[Lane, Lane]) -> None:
     assert block.free and say(one, HALOS, 3) is block
 
 
-def test_more_memory_is_made_known(pair: tuple[Lane, Lane]) -> None:
+def test_more_memory_is_made_known(pair: tuple[Lane, Lane], monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments that the other side has not needed yet are told when it does, in order; there only the maps stay."""
+    monkeypatch.setattr(shared_memory, "SEGMENT", 8 << 20)
     one, other = pair
     unseen = [one.own.take(9 << 20) for _ in range(3)]
     files = len(os.listdir("/proc/self/fd"))
@@ -119,6 +120,15 @@ def test_what_was_said_before_the_end_comes_first(unread: int, pair: tuple[Lane,
     assert heard(other, PARTS) == [[6]]
     assert other.ended == "the connection to rank 0 has ended"
     say(other, HALOS, 7)
+
+
+def test_no_place_for_another_file(pair: tuple[Lane, Lane], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system drops it then."""
+    one, other = pair
+    one.say(LINE.pack(SEGMENT, 0, 0, 0, 0, 0))
+    say(one, HALOS, 1)
+    assert heard(other, HALOS) == []
+    assert other.ended == "rank 0's memory cannot be mapped here: none is left; try more file descriptors (ulimit -n)"
 
 
 def test_an_end_is_seen_by_who_writes(pair: tuple[Lane, Lane]) -> None:

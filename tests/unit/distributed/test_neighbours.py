@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import socket
 import time
 from collections.abc import Callable
 from typing import Any
@@ -252,6 +253,64 @@ def test_the_same_errands_take_no_more_memory() -> None:
         return sizes[-1] - sizes[3]
 
     assert among_ranks(2, act) == [0, 0]
+
+
+def test_what_comes_while_a_lane_is_full_is_not_overlooked() -> None:
+    """A halo comes while this rank cannot write; its errand goes on as soon as it can."""
+
+    def act(near: Neighbours) -> float:
+        lane, halo = near.lanes[1 - near.rank], torch.zeros(4, dtype=torch.uint8)
+        if near.rank == 1:
+            time.sleep(0.3)
+            told = [near.broadcast("told", (0, 1), torch.ones(1), 1) for _ in range(20)]
+            time.sleep(0.7)  # the other is stuck by now, with answers
+            near.post("halos", (0,), {0: torch.ones(4, dtype=torch.uint8)}, {})
+            for _ in range(50):
+                lane.listen()
+                time.sleep(0.02)
+            for errand in told:
+                errand.wait()
+            return 0.0
+        lane.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # for some hundred lines unread
+        told = [near.broadcast("told", (0, 1), torch.zeros(1), 1) for _ in range(20)]
+        errand, begin = near.post("halos", (1,), {}, {1: halo}), time.monotonic()
+        errand.wait()
+        took = time.monotonic() - begin
+        assert halo.tolist() == [1] * 4
+        for each in told:
+            each.wait()
+        return took
+
+    took, _ = among_ranks(2, act, timeout_s=20.0)
+    assert took < 10
+
+
+def test_a_block_that_was_told_and_read_is_anybodys() -> None:
+    """An errand that has yet its turn does not wait for those who read what lies there now."""
+
+    def act(near: Neighbours) -> None:
+        small, wide = torch.full((60_000,), near.rank, dtype=torch.uint8), torch.full((LARGE,), 1.0)
+        if near.rank == 0:
+            first, told = near.sum("slow", (0, 1), torch.ones(10)), near.broadcast("told", (0, 2), small, 0)
+            while any(near.lanes[2] in block.readers for block in near.memory.blocks):
+                near.lanes[2].listen()
+                time.sleep(0.01)
+            room = near.room(wide.nbytes)
+            assert room is not None
+            later = near.sum("later", (0, 1), room.view(torch.float32).copy_(wide))
+            for errand in (told, first, later):
+                errand.wait()
+        elif near.rank == 1:
+            time.sleep(0.5)
+            near.sum("slow", (0, 1), torch.ones(10)).wait()
+            time.sleep(0.5)
+            near.sum("later", (0, 1), wide).wait()
+            assert torch.equal(wide, torch.full((LARGE,), 2.0))
+        else:
+            near.broadcast("told", (0, 2), small, 0).wait()
+            assert not small.any()
+
+    among_ranks(3, act)
 
 
 def test_a_rank_that_dies() -> None:

@@ -26,13 +26,13 @@ def free(memory: SharedMemory) -> int:
     return sum(block.free for block in memory.blocks)
 
 
-@pytest.mark.parametrize("size", [0, 1, PAGE - 1, PAGE, PAGE + 1, 3 * PAGE, 100_000, 1 << 20, SEGMENT, SEGMENT + 1])
+@pytest.mark.parametrize("size", [0, 1, PAGE - 1, PAGE, PAGE + 1, 3 * PAGE, 100_000, 1 << 20, SEGMENT + 1])
 def test_a_block_has_room(size: int) -> None:
     memory = SharedMemory()
     block = memory.take(size)
     assert block.data.numel() == block.room >= size
     assert block.room <= max(PAGE, size * 1.25 + PAGE) and block.room % PAGE == 0
-    assert memory.nbytes <= max(SEGMENT, block.room)
+    assert memory.nbytes == block.room
 
 
 def test_others_see_it() -> None:
@@ -132,17 +132,47 @@ def test_the_same_sizes_take_no_more() -> None:
         block.readers.add("a")
         memory.has_read(block.number, "a")
         del held
-    assert len(memory.blocks) == 4 and memory.nbytes == SEGMENT
+    assert len(memory.blocks) == 4 and memory.nbytes < 3_500_000
+
+
+def test_many_blocks_need_few_files() -> None:
+    """And no more memory than they have room for."""
+    memory, before = SharedMemory(), len(os.listdir("/proc/self/fd"))
+    held = [memory.lend(5 << 20) for _ in range(40)]
+    assert len(os.listdir("/proc/self/fd")) - before <= 2 and memory.nbytes == sum(t.nbytes for t in held)
+    taken = sum(os.stat(f"/proc/self/fd/{file}").st_blocks * 512 for file in memory.files)
+    assert taken == memory.nbytes
+
+
+def test_what_is_little_larger_serves_too() -> None:
+    memory = SharedMemory()
+    for size in (1_000_000, 800_000, 700_000, 1_000_000):
+        assert memory.lend(size).numel() == size
+    assert len(memory.blocks) == 1
+    memory.lend(600_000)  # which would waste much of it
+    memory.lend(1_100_000)
+    assert len(memory.blocks) == 3
+
+
+def test_no_file_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    memory = SharedMemory()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "memfd_create", none_left)
+        with pytest.raises(RunError, match=r"no memory can be shared .*: Too many open files\n  try  .*ulimit -n"):
+            memory.take(1)
+    assert memory.take(1).room == PAGE
 
 
 def test_no_memory_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing_left(file: int, begin: int, size: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    memory, open_files = SharedMemory(), len(os.listdir("/proc/self/fd"))
+    memory = SharedMemory()
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", nothing_left)
         with pytest.raises(RunError, match=r"no memory is left .*: 10.0MiB more\n  try  "):
             memory.take(9 << 20)
-    assert len(os.listdir("/proc/self/fd")) == open_files and memory.files == []
-    assert memory.take(10).room == PAGE
+    assert memory.nbytes == 0 and memory.take(10).room == memory.nbytes == PAGE

@@ -69,6 +69,16 @@ def test_any_windows_gradient(
             assert all(torch.equal(*pair) for pair in zip(found, wanted, strict=True)), window
 
 
+def test_what_was_read_stays_in_backward() -> None:
+    """Also of one window, whose columns lie one behind the other as they are."""
+    for size in (1, 2), (2, 2), (1, 4), (3, 5):
+        x = torch.randn(1, 1, *size).requires_grad_()
+        before = x.detach().clone()
+        out = tilegrad.tile(nn.MaxPool2d((1, 2)), planner="keep")(x)
+        out.backward(torch.full_like(out, 7.0))
+        assert torch.equal(x, before) and x.grad is not None and x.grad.sum() == 7 * out.numel()
+
+
 def gradients(run: Callable[[Tensor], Tensor], image: Tensor) -> tuple[Tensor, Tensor]:
     x = image.clone().requires_grad_()
     out = run(x)
