@@ -289,7 +289,7 @@ def test_a_block_that_was_told_and_read_is_anybodys() -> None:
     """An errand that has yet its turn does not wait for those who read what lies there now."""
 
     def act(near: Neighbours) -> None:
-        small, wide = torch.full((60_000,), near.rank, dtype=torch.uint8), torch.full((LARGE,), 1.0)
+        small, wide = torch.full((60_000,), near.rank, dtype=torch.uint8), torch.full((IN_PIECES // 4,), 1.0)
         if near.rank == 0:
             first, told = near.sum("slow", (0, 1), torch.ones(10)), near.broadcast("told", (0, 2), small, 0)
             while any(near.lanes[2] in block.readers for block in near.memory.blocks):
@@ -305,7 +305,7 @@ def test_a_block_that_was_told_and_read_is_anybodys() -> None:
             near.sum("slow", (0, 1), torch.ones(10)).wait()
             time.sleep(0.5)
             near.sum("later", (0, 1), wide).wait()
-            assert torch.equal(wide, torch.full((LARGE,), 2.0))
+            assert bool((wide == 2).all())
         else:
             near.broadcast("told", (0, 2), small, 0).wait()
             assert not small.any()
