@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ from ..schedule import (
 from .compiled import Compiled, PartStep, with_compiled
 from .heap import is_tight
 from .prepared import prepared
+from .stores import let_go
 from .stretch import Stretch, WholeChain, WholeNode, WholeStep
 from .sums import PAIR
 
@@ -39,6 +41,8 @@ class Executor:
 
     def __init__(self, schedule: Schedule, device: str = "cpu", compile: Mapping[str, Any] | None = None):
         self.schedule, self.graph, self.device, self.compile = schedule, schedule.graph, device, compile
+        if schedule.steps:
+            weakref.finalize(self, let_go).atexit = False  # room that its values had in stores
         self.met: set[str] = set()  # islands that are compiled, as far as we got
         self.rank_programs: dict[Any, Any] = {}  # of a rank that keeps everything, by the gradients that are wanted
         self._programs: dict[str, tuple[ProgramStep, ...]] = {}

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from ..ops.channels import layout_of
 from ..region import Box, Interval
-from .shelf import fetched
-from .stores import Near, Slot, make_store
+from .stores import Near, Part, Slot, make_store
 
 
 class Field:
@@ -29,7 +28,7 @@ class Field:
                 self._adopt(tile)  # the only tile: nothing to copy
                 return
             self._allocate(tile)
-        self._part(box).copy_(tile, non_blocking=True)
+        self._put(box, tile)
 
     def add(self, box: Box, tile: Tensor, *, shared: bool = False) -> None:
         """Add a tile to what is there, which begins as zero. `shared`: the tile's memory is someone else's too."""
@@ -48,10 +47,9 @@ class Field:
             self._adopt(here.clone())
         new = [part for blank in self._blank if not (part := blank.meet(box)).empty]
         for part in new:  # the first that comes is written, not added to zeros
-            self._part(part).copy_(tile[part.within(box).slices], non_blocking=True)
+            self._put(part, tile if part == box else tile[part.within(box).slices])
         for part in _without([box], new):
-            target = self._part(part)
-            target += tile[part.within(box).slices].to(target.device)
+            self._add(part, tile if part == box else tile[part.within(box).slices])
         self._blank = _without(self._blank, new)
 
     def read(self, box: Box) -> Tensor:
@@ -60,7 +58,7 @@ class Field:
         for blank in self._blank:
             self._part(blank).zero_()
         self._blank = []
-        return fetched(self._slot, self._part(box), self.device)
+        return self._slot.read(self._where(box), self.device)
 
     def part(self) -> None:
         """From now on another tensor of the same memory: the one that was read is its reader's alone."""
@@ -85,9 +83,20 @@ class Field:
         assert self._slot is not None
         return self._slot.open()
 
+    def _put(self, box: Box, tile: Tensor) -> None:
+        assert self._slot is not None
+        self._slot.write(self._where(box), tile)
+
+    def _add(self, box: Box, tile: Tensor) -> None:
+        assert self._slot is not None
+        self._slot.add(self._where(box), tile)
+
     def _part(self, box: Box) -> Tensor:
-        here = self._open()
-        return here if box == self.region else here[box.within(self.region).slices]
+        here, where = self._open(), self._where(box)
+        return here if where is None else here[where]
+
+    def _where(self, box: Box) -> Part:
+        return None if box == self.region else box.within(self.region).slices
 
 
 def _without(boxes: Iterable[Box], gone: Iterable[Box]) -> list[Box]:

@@ -21,7 +21,7 @@ class Shelf:
         """Keep a copy of `tensor` (which may be a view of something large)."""
         layout = torch.contiguous_format if tensor.is_contiguous() else layout_of(tensor)
         slot = self.store.reserve(tensor.shape, tensor.dtype, tensor.device, layout, zeros=False)
-        slot.open().copy_(tensor, non_blocking=True)
+        slot.write(None, tensor)
         self.items[key] = (slot, tensor.device)
         self.bytes += tensor.numel() * tensor.element_size()
 
@@ -32,14 +32,7 @@ class Shelf:
     def get(self, key: Hashable, *, last: bool) -> Tensor:
         """The tensor on its device; `last`: nobody will ask again."""
         slot, device = self.items.pop(key) if last else self.items[key]
-        found = fetched(slot, slot.open(), device)
+        found = slot.read(None, device)
         if last:
             self.bytes -= found.numel() * found.element_size()
         return found
-
-
-def fetched(slot: Slot, part: Tensor, device: torch.device) -> Tensor:
-    """A part of a slot on its device: a view where it lies there, else a copy."""
-    if slot.near:
-        return part
-    return part.clone() if device.type == part.device.type else part.to(device, non_blocking=True)

@@ -7,11 +7,13 @@ this process sees.
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from tilegrad.errors import RunError
 from tilegrad.execution.field import Field
 from tilegrad.execution.shelf import Shelf
 from tilegrad.execution.stores import disk
+from tilegrad.execution.stores.disk import LONG, DiskStore
 from tilegrad.region import Box
 from tilegrad.schedule import Storage
 
@@ -97,6 +100,11 @@ for a, b in zip(plain.parameters(), net.parameters(), strict=True):
     torch.testing.assert_close(a.grad, b.grad, rtol=1e-9, atol=1e-9)
 print("works again")
 """
+
+
+@pytest.fixture(autouse=True)
+def no_idle_files() -> None:
+    DiskStore.let_go()
 
 
 @pytest.fixture(scope="module")
@@ -188,8 +196,8 @@ def test_room_is_taken_in_steps(blocks: bool, monkeypatch: pytest.MonkeyPatch) -
         shelf.put(k, torch.full((1000,), float(k)))
     assert len(asked) < 12 and sum(asked) < 2 * 300 * 4096
     assert all(bool((shelf.get(k, last=True) == k).all()) for k in range(300))
-    assert isinstance(shelf.store, disk.DiskStore) and shelf.store._file is not None
-    used = os.fstat(shelf.store._file.file.fileno())
+    assert isinstance(shelf.store, DiskStore) and shelf.store._file is not None
+    used = os.fstat(shelf.store._file.blocks.file.fileno())
     assert used.st_size == sum(asked) and (not hasattr(used, "st_blocks") or used.st_blocks * 512 >= sum(asked))
 
 
@@ -197,4 +205,88 @@ def test_a_whole_value_begins_as_zero_and_takes_its_own_room() -> None:
     whole = Field(Box.full((1, 2, 64, 64)), Storage.DISK)
     whole.add(Box.full((1, 2, 32, 64)), torch.ones(1, 2, 32, 64))
     assert float(whole.read(Box.full((1, 2, 64, 64))).sum()) == 2 * 32 * 64
-    assert isinstance(whole._slot, disk._Mapped) and whole._slot.file.reserved == 2 * 64 * 64 * 4
+    assert isinstance(whole._slot, disk._Mapped) and whole._slot.file.blocks.reserved == 2 * 64 * 64 * 4
+
+
+def test_files_serve_again_and_go_with_the_model() -> None:
+    """A step's values lie where those of the step before lay; what is asked for as zeros is zero all the same."""
+    shape, device = (3, 40, 50), torch.device("cpu")
+
+    def reserve(*, zeros: bool = False) -> disk._Mapped:
+        slot = DiskStore().reserve(shape, torch.float32, device, torch.contiguous_format, zeros=zeros)
+        assert isinstance(slot, disk._Mapped)
+        return slot
+
+    slot = reserve()
+    first = slot.file.blocks
+    slot.write(None, torch.ones(shape))
+    other = reserve()
+    assert other.file.blocks is not first
+    del slot
+    slot = reserve(zeros=True)
+    assert slot.file.blocks is first and not slot.open().any()
+    del slot
+    DiskStore.let_go()
+    assert first.file.closed
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="children are made anew there")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_child_has_files_of_its_own() -> None:
+    shelf = Shelf(Storage.DISK)
+    shelf.put("x", torch.ones(3))
+    del shelf
+    pid = os.fork()
+    if pid == 0:
+        os._exit(len(disk._idle.files))
+    assert os.waitpid(pid, 0)[1] == 0 and disk._idle.files
+
+
+def test_other_folders_have_other_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    Shelf(Storage.DISK).put("x", torch.zeros(3))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    shelf = Shelf(Storage.DISK)
+    shelf.put("x", torch.zeros(3))
+    assert isinstance(shelf.store, DiskStore) and shelf.store._file is not None
+    assert shelf.store._file.blocks.folder == str(tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_parts_long_and_short(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the system or by mapped pages, which see each other's numbers."""
+    luck = random.Random(seed)
+    shape = tuple(luck.choice((1, 3, 8)) for _ in range(luck.randint(0, 4)))
+    kind, device = luck.choice((torch.float32, torch.float64, torch.bfloat16, torch.int64)), torch.device("cpu")
+    slot = DiskStore().reserve(shape, kind, device, torch.contiguous_format, zeros=True)
+    wanted = torch.zeros(shape, dtype=kind)
+    for number in range(30):
+        monkeypatch.setattr(disk, "LONG", luck.choice((1, 16, LONG)))
+        lows = [luck.randrange(n) for n in shape]
+        part = tuple(slice(lo, luck.randint(lo + 1, n)) for lo, n in zip(lows, shape, strict=True))
+        where = None if part == tuple(slice(0, n) for n in shape) else part
+        tile = torch.full(wanted[part].shape, number, dtype=luck.choice((kind, torch.float32)))
+        if tile.dim() == 4 and luck.random() < 0.5:
+            tile = tile.contiguous(memory_format=torch.channels_last)
+        if luck.random() < 0.5:
+            slot.write(where, tile)
+            wanted[part] = tile.to(kind)
+        else:
+            slot.add(where, tile.to(kind))
+            wanted[part] += tile.to(kind)
+        found = slot.read(where, device)
+        assert torch.equal(found, wanted[part]) and found.dtype == kind
+        assert torch.equal(slot.open(), wanted)
+
+
+def test_what_the_system_stops_in_the_middle_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def some(how: object) -> Any:
+        return lambda file, pieces, place: how(file, [pieces[0][: max(1, len(pieces[0]) // 3)]], place)  # type: ignore[operator]
+
+    monkeypatch.setattr(os, "preadv", some(os.preadv))
+    monkeypatch.setattr(os, "pwritev", some(os.pwritev))
+    slot, tensor = (
+        DiskStore().reserve((3, 9, 4000), torch.float32, torch.device("cpu"), torch.contiguous_format, zeros=True),
+        torch.randn(2, 9, 4000),
+    )
+    slot.write((slice(1, 3), slice(0, 9), slice(0, 4000)), tensor)
+    assert torch.equal(slot.read(None, torch.device("cpu"))[1:], tensor) and not slot.open()[0].any()
