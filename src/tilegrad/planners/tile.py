@@ -47,6 +47,7 @@ SAVED = 0.005  # of a step's time: what more tiles kept would save at most, and 
 FULL = 0.015  # of a budget: so little room is not looked at
 DIALLED = 5  # numbers of tiles kept that are looked at, at most
 HALVED = 3  # the one that is half way, whatever was learned by then
+MANY_PHASES = 3  # in tiles: then each has tiles of its own size
 SPARE = 1.06  # times the least bytes that are weighed: of such tiles the fewest are called the smallest
 MARGIN = 0.9  # of a budget: what few tiles should fit in, for they are weighed less well
 
@@ -64,7 +65,8 @@ class Tile(Planner):
         except GridError:  # nothing here has an axis that could be cut
             return
         if best is not None:
-            grids = {p.forward.tiled: p.grid for p in best.schedule.phases if p.forward is not None}
+            cuts = sorted((p.grid, p.forward.tiled) for p in best.schedule.phases if p.forward is not None)
+            grids = {axes: grid for grid, axes in cuts}  # the most tiles of all phases
             cut = "; ".join(f"{'x'.join(map(str, grid))} along {','.join(axes)}" for axes, grid in grids.items())
             remade = len(best.schedule.remade.values)
             again = f", {remade} stored values made again" if remade else ""
@@ -150,11 +152,47 @@ class TileSearch:
     def modes(self) -> tuple[str, ...]:
         return ("auto", "stream") if self.mode == "auto" else (self.mode,)
 
-    def weigh(self, mode: str, sizes: TileSizes, storage: str, budget: float, between: Between = USUAL) -> list[Option]:
-        """These tiles, with nothing made again or as little as a budget asks for."""
+    def weigh(
+        self,
+        mode: str,
+        sizes: TileSizes,
+        storage: str,
+        budget: float,
+        between: Between = USUAL,
+        larger: Sequence[TileSizes] = (),
+    ) -> list[Option]:
+        """These tiles, with nothing made again or as little as a budget asks for. `larger`: other sizes, the largest
+        first; phases whose tiles need less than those of others may take them."""
         phases = self._cut_into(mode, sizes, between)
-        found = self.scale.weigh_within(phases, storage, budget)
-        return [Option(mode, storage, phases, weight, again) for again, weight in found]
+        mixed = self._with_larger(phases, mode, larger, storage, between)
+        return [
+            Option(mode, storage, each, weight, again)
+            for each in ((phases,) if mixed is None else (phases, mixed))
+            for again, weight in self.scale.weigh_within(each, storage, budget)
+        ]
+
+    def _with_larger(
+        self,
+        phases: tuple[TilePhase, ...],
+        mode: str,
+        larger: Sequence[TileSizes],
+        storage: str,
+        between: Between,
+    ) -> tuple[TilePhase, ...] | None:
+        """Each phase in the largest tiles that need no more than those of the phase that needs most."""
+        near, tiled = storage == Storage.DEVICE, {at for at, phase in enumerate(phases) if phase.tiled}
+        if len(tiled) < MANY_PHASES or not larger:
+            return None
+        most, found = max(self.scale.most_bytes(phases[at], near) for at in tiled), list(phases)
+        for sizes in larger:
+            others = self._cut_into(mode, sizes, between)
+            if not _are_alike(phases, others):  # where others are kept whole
+                continue
+            fitting = {at for at in tiled if self.scale.most_bytes(others[at], near) <= most}
+            for at in fitting:
+                found[at] = others[at]
+            tiled -= fitting
+        return tuple(found) if any(a is not b for a, b in zip(found, phases, strict=True)) else None
 
     def _cut_into(self, mode: str, sizes: TileSizes, between: Between) -> tuple[TilePhase, ...]:
         key = mode, tuple(sizes.items()), between
@@ -270,6 +308,12 @@ class TileSearch:
                 if budget - _peak(best) < FULL * budget:
                     break
         return best
+
+
+def _are_alike(phases: Sequence[TilePhase], others: Sequence[TilePhase]) -> bool:
+    """The same nodes in the same phases?"""
+    pairs = zip(phases, others, strict=False)
+    return len(phases) == len(others) and all(a.nodes is b.nodes and a.stores == b.stores for a, b in pairs)
 
 
 def _between(known: Sequence[tuple[float, int]], budget: float, *, flat: bool) -> float | None:

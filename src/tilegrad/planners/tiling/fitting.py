@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, prod
 from typing import TYPE_CHECKING
@@ -11,8 +11,7 @@ from ...bounds import check_axes, label_axes
 from ...progress import stop
 from ...schedule import KEPT, Again, TilePhase
 from .again import Between
-from .cut import TileSizes
-from .sizes import MOST_TILES
+from .sizes import MOST_TILES, Family
 from .weigh import SURE
 from .weight import Weight
 
@@ -100,25 +99,27 @@ def _options(search: TileSearch, storages: Sequence[str], budget: int, patience:
     for storage in reversed(storages):
         for between in search.between(storage, budget, least):
             for family in search.families:
-                found[storage] += _weighed(search, family.every, storage, budget, between, patience)
+                found[storage] += _weighed(search, family, storage, budget, between, patience)
     return [option for options in found.values() for option in options]
 
 
 def _weighed(
-    search: TileSearch, family: Iterable[TileSizes], storage: str, budget: int, between: Between, patience: int
+    search: TileSearch, family: Family, storage: str, budget: int, between: Between, patience: int
 ) -> Iterator[Option]:
     """Few tiles to many, until more of them fit and are no faster, so many numbers of them one after another, nor would
     be if all their memory were there already. Of tiles that are far too large the next ones are left out: what a tile
     needs shrinks no faster than the tile."""
-    least, idle, largest = inf, 0, inf
-    for sizes in family:
+    least, idle, largest, larger = inf, 0, inf, [family.whole]
+    for sizes in family.every:
         if prod(sizes.values()) > largest:
             continue
         options: list[Option] = []
         for mode in search.modes:  # the second is for where the first does not fit
-            options += (o for o in search.weigh(mode, sizes, storage, budget, between) if o.tiles <= MOST_ISLANDS)
+            weighed = search.weigh(mode, sizes, storage, budget, between, larger)
+            options += (option for option in weighed if option.tiles <= MOST_ISLANDS)
             if any(o.weight.total_bytes <= SURE * budget for o in options):
                 break
+        larger.append(sizes)
         yield from options
         fitting = [(o.seconds(budget), o.weight.fresh_s) for o in options if o.weight.total_bytes <= budget]
         seconds = min((each for each, _ in fitting), default=inf)

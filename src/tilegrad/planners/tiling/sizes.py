@@ -19,8 +19,9 @@ GROWTH = 1.5  # from one number of tiles that is weighed to the next
 class Family:
     """Sizes of tiles along the same axes, one number of tiles after another."""
 
-    few: list[TileSizes]
-    many: list[TileSizes]
+    few: Sequence[TileSizes]
+    many: Sequence[TileSizes]
+    whole: TileSizes  # a single tile
 
     @property
     def every(self) -> list[TileSizes]:
@@ -46,7 +47,8 @@ def families(graph: Graph, allowed: Sequence[str], samples: bool) -> Iterator[Fa
             count: side for side, count in reversed(size.items())
         }  # each once, as the fewest tiles it is asked for
         made = {n: {**known, **{axis: min(a, size) for axis, a in lengths.items()}} for n, size in sizes.items()}
-        yield Family([t for n, t in made.items() if n <= limit], [t for n, t in made.items() if n > limit])
+        few, many = [t for n, t in made.items() if n <= limit], [t for n, t in made.items() if n > limit]
+        yield Family(few, many, {**known, **lengths})
 
 
 def axis_lengths(graph: Graph, axes: Sequence[str]) -> dict[str, int]:

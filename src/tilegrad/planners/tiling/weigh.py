@@ -296,6 +296,11 @@ class Scale:
             again=once if keeps else FREE,
         )
 
+    def most_bytes(self, phase: TilePhase, near: bool) -> float:
+        """What a tile of a phase needs, and all halos there."""
+        found = self._phase_weight(phase, near)
+        return found.halos + max(found.forward, found.backward)
+
     def computed_s(self, nodes: Sequence[Node]) -> float:
         """Forward and, in training, backward of these nodes once: no tiles that run them take less."""
         return self.machine.elapsed(0.0, sum(self._clock.whole_s(node, back=self.train) for node in nodes))
