@@ -65,9 +65,7 @@ class Tile(Planner):
         except GridError:  # nothing here has an axis that could be cut
             return
         if best is not None:
-            cuts = sorted((p.grid, p.forward.tiled) for p in best.schedule.phases if p.forward is not None)
-            grids = {axes: grid for grid, axes in cuts}  # the most tiles of all phases
-            cut = "; ".join(f"{'x'.join(map(str, grid))} along {','.join(axes)}" for axes, grid in grids.items())
+            cut = "; ".join(best.schedule.cuts)
             remade = len(best.schedule.remade.values)
             again = f", {remade} stored values made again" if remade else ""
             detail = f"{best.schedule.mode}, {cut}, halos on {best.schedule.storage}{again}"

@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import BudgetError
 from ..planners import Candidate, Planning
 from ..schedule import Storage
-from ..units import format_bytes, format_sizes
+from ..units import format_bytes
 
 HEADROOM = 1.15  # times the slowest plan on the front: what is slower still would press the rest flat
 
@@ -107,8 +107,7 @@ def in_words(candidate: Candidate) -> str:
     """What a plan does: "3x3 tiles along h,w, 5 of 9 kept", "13 nodes run again, 2.69GiB to and from the host"."""
     schedule = candidate.schedule
     tiled = [phase for phase in schedule.phases if phase.forward is not None and phase.tiled]
-    grids = {(p.grid, p.forward.tiled): None for p in tiled if p.forward is not None}
-    parts = [f"{format_sizes(grid)} tiles along {','.join(axes)}" for grid, axes in grids]
+    parts = [cut.replace(" along", " tiles along") for cut in schedule.cuts]
     if len(tiled) > 1:
         parts = [f"{' and '.join(parts)} in {len(tiled)} walks"]
     if tiled and schedule.kept:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import inf
+from math import inf, prod
 from typing import NamedTuple
 
 from ..bounds import call_of, share_of
@@ -191,6 +191,18 @@ class Schedule:
         following = self.steps[at + 1] if at + 1 < len(self.steps) else None
         comes = isinstance(step, Run) and isinstance(following, Backward) and following.island == step.island
         return comes and not self.written[at]
+
+    @property
+    def cuts(self) -> list[str]:
+        """Into how many tiles phases are cut, the most of all: "8 along h", "up to 3x3 along h,w"."""
+        grids: dict[tuple[str, ...], set[tuple[int, ...]]] = {}
+        for phase in self.phases:
+            if phase.forward is not None:
+                grids.setdefault(phase.forward.tiled, set()).add(phase.grid)
+        return [
+            f"{'up to ' if len(found) > 1 else ''}{'x'.join(map(str, max(found, key=prod)))} along {','.join(axes)}"
+            for axes, found in grids.items()
+        ]
 
     @property
     def runs(self) -> tuple[str, ...]:

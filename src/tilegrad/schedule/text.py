@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from math import prod
 from typing import Any
 
 from ..bounds import label_axes
@@ -144,7 +145,8 @@ def _format_row(row: Row, schedule: Schedule) -> str:
         return f"{head}{times}: {_some_ops(nodes)}; {_why_whole(row, schedule)}"
     kept = [v for phase in row for v in phase.stores if v not in schedule.graph.outputs]
     folds = [fold.name for phase in row for fold in phase.folds]
-    parts = [f"{head} in {format_sizes(phase.grid)} tiles along {','.join(phase.forward.tiled)}{times}{_where(row)}"]
+    many = f"{format_sizes(phase.grid)} tiles along {','.join(phase.forward.tiled)}"
+    parts = [f"{head} in {many if prod(phase.grid) > 1 else 'one tile'}{times}{_where(row)}"]
     if kept:
         size = format_bytes(_bytes(schedule, kept))
         parts.append(f"keeps {_named(row, kept, 'value')}, {size}")
