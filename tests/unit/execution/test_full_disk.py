@@ -25,6 +25,7 @@ from tilegrad.execution.stores import disk
 from tilegrad.execution.stores.disk import LONG, DiskStore
 from tilegrad.region import Box
 from tilegrad.schedule import Storage
+from tilegrad.testing import PeakBytes
 
 LIMITED = """
 import resource
@@ -276,6 +277,17 @@ def test_parts_long_and_short(seed: int, monkeypatch: pytest.MonkeyPatch) -> Non
         found = slot.read(where, device)
         assert torch.equal(found, wanted[part]) and found.dtype == kind
         assert torch.equal(slot.open(), wanted)
+
+
+def test_what_is_laid_out_anew_takes_little_room() -> None:
+    """A part of a tile, and what is added to a file: predictions count neither."""
+    slot = DiskStore().reserve((4, 512, 2048), torch.float32, torch.device("cpu"), torch.contiguous_format, zeros=True)
+    tile, where = torch.randn(4, 300, 2048), (slice(0, 4), slice(50, 250), slice(0, 2048))
+    with PeakBytes() as peak:
+        slot.write(where, tile[:, 100:])
+        slot.add(where, tile[:, 100:])
+    assert 0 < peak.bytes <= 2 * disk.ROOM
+    assert torch.equal(slot.read(where, torch.device("cpu")), 2 * tile[:, 100:])
 
 
 def test_what_the_system_stops_in_the_middle_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

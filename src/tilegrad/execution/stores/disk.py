@@ -16,8 +16,9 @@ import mmap
 import os
 import shutil
 import tempfile
+import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -34,6 +35,7 @@ from .base import Layout, Part, Slot, ValueStore
 Move = Callable[[int, list[memoryview], int], int]
 BY_SYSTEM = hasattr(os, "preadv")
 LONG = 4 << 10  # bytes: shorter pieces take longer one by one than as mapped pages
+ROOM = 256 << 10  # bytes: what is laid out anew, or added up, at a time
 GROWTH = 64 << 20  # the most that is reserved ahead: a halo may be of some kilobytes, and a call to the disk takes time
 
 
@@ -74,29 +76,34 @@ class _Idle:
     def __init__(self) -> None:
         self.files: list[_Blocks] = []
         self.full = False
+        self.lock = threading.RLock()  # a model may end in any thread
 
     def take(self, size: int) -> _Blocks:
         """The smallest that has so much room, else the largest; a new one where there is none."""
         try:
-            here = [blocks for blocks in self.files if blocks.folder == tempfile.gettempdir()]
-            fitting = [blocks for blocks in here if blocks.reserved >= size]
-            if not here:
-                return _Blocks(tempfile.gettempdir(), tempfile.TemporaryFile(prefix="tilegrad-", buffering=0))
+            folder = tempfile.gettempdir()
+            with self.lock:
+                here = [blocks for blocks in self.files if blocks.folder == folder]
+                fitting = [blocks for blocks in here if blocks.reserved >= size]
+                if here:
+                    found = min(fitting, key=_reserved) if fitting else max(here, key=_reserved)
+                    self.files.remove(found)
+                    return found
+            return _Blocks(folder, tempfile.TemporaryFile(prefix="tilegrad-", buffering=0))
         except OSError as error:
             raise _no_room(0, error) from error
-        found = min(fitting, key=_reserved) if fitting else max(here, key=_reserved)
-        self.files.remove(found)
-        return found
 
     def keep(self, blocks: _Blocks) -> None:
+        with self.lock:
+            self.files += [] if self.full else [blocks]
         if self.full:
             blocks.file.close()
-        else:
-            self.files.append(blocks)
 
     def let_go(self) -> None:
-        while self.files:
-            self.files.pop().file.close()
+        with self.lock:
+            gone, self.files = self.files, []
+        for blocks in gone:
+            blocks.file.close()
 
 
 def _reserved(blocks: _Blocks) -> int:
@@ -216,15 +223,29 @@ class _Mapped(Slot):
         return found
 
     def add(self, part: Part, tensor: Tensor) -> None:
-        if tensor.device.type == "cpu" and BY_SYSTEM and self.spot.pieces(part)[1] >= LONG:
-            self.write(part, self.read(part, tensor.device).add_(tensor))
-        else:
+        if tensor.device.type != "cpu" or not BY_SYSTEM or self.spot.pieces(part)[1] < LONG:
             super().add(part, tensor)
+        elif tensor.nbytes > ROOM:
+            for where, half in self._halves(part, tensor):
+                self.add(where, half)
+        else:
+            self.write(part, self.read(part, tensor.device).add_(tensor))
 
     def write(self, part: Part, tensor: Tensor) -> None:
         able = BY_SYSTEM and tensor.device.type == "cpu" and tensor.dtype == self.spot.dtype
         places, length = self.spot.pieces(part) if able else ([], 0)
         if length < LONG:
             super().write(part, tensor)
+        elif tensor.nbytes > ROOM and not tensor.is_contiguous():
+            for where, half in self._halves(part, tensor):
+                self.write(where, half)
         else:
             self.file.move(os.pwritev, tensor.detach().contiguous(), places, length)
+
+    def _halves(self, part: Part, tensor: Tensor) -> Iterator[tuple[Part, Tensor]]:
+        """Of the first dimension that has any."""
+        sides = tuple(slice(0, n) for n in self.spot.shape) if part is None else part
+        dim = next(d for d, n in enumerate(tensor.shape) if n > 1)
+        lo, size = sides[dim].start, tensor.shape[dim]
+        for a, b in ((0, size // 2), (size // 2, size)):
+            yield (*sides[:dim], slice(lo + a, lo + b), *sides[dim + 1 :]), tensor.narrow(dim, a, b - a)
