@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -63,10 +63,9 @@ class Group:
             if self.neighbours is not None:
                 self.neighbours.close()
 
-    def _check_open(self) -> None:
-        if self.closed:
-            what = "this rank has taken leave of the mesh: tilegrad.distributed.close() was called"
-            raise RunError(what, hint="close after the last step, or distribute the module once more")
+    def _refuse(self) -> NoReturn:
+        what = "this rank has taken leave of the mesh: tilegrad.distributed.close() was called"
+        raise RunError(what, hint="close after the last step, or distribute the module once more")
 
     def _near(self, ranks: Sequence[int]) -> Neighbours | None:
         """Where all of them are on this host."""
@@ -76,7 +75,8 @@ class Group:
     def among(self, axes: frozenset[str]) -> tuple[Any, tuple[int, ...]]:
         """The process group of the ranks that differ from this one along `axes` only, and those ranks. All ranks of the
         mesh ask for it at the same time."""
-        self._check_open()
+        if self.closed:
+            self._refuse()
         if axes not in self._groups:
             ranks = self._ranks(axes)
             with self.watch.during("making a group", ranks):
@@ -103,7 +103,8 @@ class Group:
 
     def post(self, messages: Messages) -> Pending:
         """Begin to send a tensor to each rank, and to receive one from each."""
-        self._check_open()
+        if self.closed:
+            self._refuse()
         traffic = self.traffic
         traffic.sent_bytes += messages.sent_bytes
         traffic.received_bytes += messages.received_bytes
@@ -111,11 +112,10 @@ class Group:
         near = self.neighbours
         if near is None or near.ranks.isdisjoint(messages.peers):
             return self._post_far(messages)
+        if near.ranks.issuperset(messages.peers):
+            return near.post(messages.what, messages.peers, messages.sends, messages.receives)
         mine, others = messages.divided(near.ranks)
-        pending = near.post(mine.what, mine.peers, mine.sends, mine.receives)
-        if not others.peers:
-            return pending
-        far = self._post_far(others)
+        pending, far = near.post(mine.what, mine.peers, mine.sends, mine.receives), self._post_far(others)
 
         def wait() -> None:
             pending.wait()
@@ -245,7 +245,8 @@ class Group:
 
     def alike(self, what: str, text: str) -> bool:
         """Do all ranks of the mesh say the same?"""
-        self._check_open()
+        if self.closed:
+            self._refuse()
         if self._all is None:
             return True
         digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
@@ -257,7 +258,8 @@ class Group:
 
     def tell(self, what: str, text: str) -> list[str]:
         """What every rank of the mesh says, in order."""
-        self._check_open()
+        if self.closed:
+            self._refuse()
         with self.watch.during(what, self.mesh.ranks):
             return [found.decode() for found in self._tell(text.encode())]
 

@@ -129,17 +129,18 @@ class Neighbours:
 
     def go_on(self, seconds: float = 0.0) -> None:
         """As far as that is possible without waiting for longer than this."""
-        self._listen(seconds)
-        for queue in self.queues:
-            while queue and queue[0].go_on():
-                queue.popleft()
-
-    def _listen(self, seconds: float = 0.0) -> None:
         for file, _ in self._poll.poll(seconds * 1e3):
             lane = self._by_file[file]
             lane.listen()
             if lane.ended:
                 self._poll.unregister(file)
+        for queue in self.queues:
+            while queue and queue[0].go_on():
+                queue.popleft()
+
+    def _listen(self) -> None:
+        for lane in self.lanes.values():
+            lane.listen()
 
     def finish(self, errand: Errand) -> None:
         """All lanes are listened to: who cannot write to this rank might be waited for by the other."""

@@ -57,8 +57,6 @@ class Messages:
 
     def divided(self, ranks: Collection[int]) -> tuple[Messages, Messages]:
         """Those to and from these ranks, and those to and from others. What is in which is the same on both sides."""
-        if all(peer in ranks for peer in self.peers):
-            return self, Messages(self.what, {}, {})
 
         def some(inside: bool) -> Messages:
             each = ({r: t for r, t in to.items() if (r in ranks) is inside} for to in (self.sends, self.receives))
