@@ -65,7 +65,7 @@ class Tile(Planner):
         except GridError:  # nothing here has an axis that could be cut
             return
         if best is not None:
-            cut = "; ".join(best.schedule.cuts)
+            cut = "; ".join(f"{many} along {axes}" for many, axes in best.schedule.cuts)
             remade = len(best.schedule.remade.values)
             again = f", {remade} stored values made again" if remade else ""
             detail = f"{best.schedule.mode}, {cut}, halos on {best.schedule.storage}{again}"

@@ -107,7 +107,7 @@ def in_words(candidate: Candidate) -> str:
     """What a plan does: "3x3 tiles along h,w, 5 of 9 kept", "13 nodes run again, 2.69GiB to and from the host"."""
     schedule = candidate.schedule
     tiled = [phase for phase in schedule.phases if phase.forward is not None and phase.tiled]
-    parts = [cut.replace(" along", " tiles along") for cut in schedule.cuts]
+    parts = [f"{many} tiles along {axes}" for many, axes in schedule.cuts]
     if len(tiled) > 1:
         parts = [f"{' and '.join(parts)} in {len(tiled)} walks"]
     if tiled and schedule.kept:

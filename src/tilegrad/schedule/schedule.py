@@ -15,6 +15,7 @@ from ..bounds import call_of, share_of
 from ..ir import Graph
 from ..ops import find
 from ..region import Box
+from ..units import format_sizes
 from .island import Island
 from .phase import TilePhase
 from .steps import Backward, Finish, Free, Move, Run, ScheduleStep, Turn
@@ -193,14 +194,14 @@ class Schedule:
         return comes and not self.written[at]
 
     @property
-    def cuts(self) -> list[str]:
-        """Into how many tiles phases are cut, the most of all: "8 along h", "up to 3x3 along h,w"."""
+    def cuts(self) -> list[tuple[str, str]]:
+        """Into how many tiles phases are cut, the most of all, and along which axes: ("up to 3x3", "h,w")."""
         grids: dict[tuple[str, ...], set[tuple[int, ...]]] = {}
         for phase in self.phases:
             if phase.forward is not None:
                 grids.setdefault(phase.forward.tiled, set()).add(phase.grid)
         return [
-            f"{'up to ' if len(found) > 1 else ''}{'x'.join(map(str, max(found, key=prod)))} along {','.join(axes)}"
+            (f"{'up to ' if len(found) > 1 else ''}{format_sizes(max(found, key=prod))}", ",".join(axes))
             for axes, found in grids.items()
         ]
 

@@ -40,6 +40,26 @@ class StoreSuite:
                 slot.open().copy_(made)
                 assert torch.equal(slot.open().to(self.device), made), (kind, shape)
 
+    def test_parts_are_read_written_and_added_to(self) -> None:
+        """Whichever way, all see the same numbers; of tiles that lie otherwise in memory, too."""
+        whole = self._random((2, 6, 40, 50))
+        slot = make_store(self.store).reserve(
+            whole.shape, whole.dtype, whole.device, torch.contiguous_format, zeros=True
+        )
+        slot.write(None, whole)
+        for rows in (slice(0, 40), slice(7, 9), slice(39, 40)):
+            for columns in (slice(0, 50), slice(3, 20)):
+                part = slice(0, 2), slice(1, 6), rows, columns
+                tile = self._random(tuple(whole[part].shape))
+                laid = tile.contiguous(memory_format=torch.channels_last)
+                slot.write(part, laid)
+                slot.add(part, tile)
+                whole = whole.clone()
+                whole[part] = 2 * tile
+                found = slot.read(part, whole.device)
+                assert found.device.type == self.device and torch.equal(found, whole[part])
+        assert torch.equal(slot.open().to(self.device), whole)
+
     def test_room_that_was_asked_for_with_zeros(self) -> None:
         slot = make_store(self.store).reserve(
             (3, 4), torch.float32, torch.device(self.device), torch.contiguous_format, zeros=True

@@ -234,13 +234,18 @@ def test_files_serve_again_and_go_with_the_model() -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="children are made anew there")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_a_child_has_files_of_its_own() -> None:
-    shelf = Shelf(Storage.DISK)
-    shelf.put("x", torch.ones(3))
-    del shelf
-    pid = os.fork()
+    """Also of those that were in use: it would write into what its parent waits for."""
+    idle, used = Shelf(Storage.DISK), Shelf(Storage.DISK)
+    for shelf in (idle, used):
+        shelf.put("x", torch.ones(3))
+    del idle, shelf
+    with disk._idle.lock:  # as another thread may have it
+        pid = os.fork()
     if pid == 0:
+        del used
         os._exit(len(disk._idle.files))
-    assert os.waitpid(pid, 0)[1] == 0 and disk._idle.files
+    assert os.waitpid(pid, 0)[1] == 0 and len(disk._idle.files) == 1
+    assert torch.equal(used.get("x", last=True), torch.ones(3))
 
 
 def test_other_folders_have_other_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Memory-mapped temporary files.
+"""Temporary files.
 
 They have no names from the moment they are made, so they are gone whatever happens to the process. What lies in long
 pieces is read and written by the system; else pages are mapped, but only while that is done: what waits on disk is not
@@ -19,7 +19,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from math import prod
 from typing import IO
@@ -63,17 +63,22 @@ class _Spot:
 
 @dataclass(eq=False)
 class _Blocks:
-    """A nameless file in a folder, and how much of it has room on the disk."""
+    """A nameless file in a folder, and how much of it has room on the disk. `maker`: the process whose it is."""
 
     folder: str
     file: IO[bytes]
     reserved: int = 0
+    maker: int = field(default_factory=os.getpid)
 
 
 class _Idle:
     """Files that nobody uses: the next who needs one takes it. `full`: a disk had no room; since then none are kept."""
 
     def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """In a child made by `fork`, too: the files are its parent's, and whoever had the lock is not there."""
         self.files: list[_Blocks] = []
         self.full = False
         self.lock = threading.RLock()  # a model may end in any thread
@@ -94,9 +99,10 @@ class _Idle:
             raise _no_room(0, error) from error
 
     def keep(self, blocks: _Blocks) -> None:
+        serves = not self.full and blocks.maker == os.getpid()
         with self.lock:
-            self.files += [] if self.full else [blocks]
-        if self.full:
+            self.files += [blocks] if serves else []
+        if not serves:
             blocks.file.close()
 
     def let_go(self) -> None:
@@ -113,7 +119,7 @@ def _reserved(blocks: _Blocks) -> int:
 _idle = _Idle()
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_idle.let_go)  # they are the parent's
+    os.register_at_fork(after_in_child=_idle.begin)
 
 
 class _File:
